@@ -215,7 +215,7 @@ class Words:
             return
         if self._head:
             self._head = False
-            assert self._client._head().status == 200
+            assert self._client.head().status == 200
         chunk = self._client.chunk()
         self._got += chunk
         self._done = not chunk
@@ -244,7 +244,7 @@ def test_when_a_request_began_to_come_and_was_whole(
         if isinstance(client, Http1):
             head = f"POST {route.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(route.body)}\r\n"
             client.send(head.encode() + b"Expect: 100-continue\r\n\r\n")
-            assert client._head().status == 100
+            assert client.head().status == 100
             between = time.monotonic_ns()
             client.send(route.body)
             assert client.read().status == 200

@@ -40,7 +40,7 @@ def test_others_run_between_two_models(tmp_path: Path, monkeypatch: pytest.Monke
                 nursery.cancel_scope.cancel()
             return turns, b"".join(parts)
 
-        turns, text = trio.from_thread.run(count, trio_token=server._token)
+        turns, text = server.run(count)
     assert turns >= 20
     assert text.count(b"nv_inference_count{") == 20
     assert text.count(b"# TYPE nv_inference_count ") == 1

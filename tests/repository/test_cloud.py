@@ -17,7 +17,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-import trio
 import tritonclient.http as httpclient
 
 from neptrio.errors import Unavailable
@@ -156,7 +155,7 @@ def test_a_server_with_a_repository_in_memory(memory: str, tmp_path: Path) -> No
         manager = server.server.repository
 
         def poll() -> dict[str, Any]:
-            trio.from_thread.run(manager.poll_once, trio_token=server._token)
+            server.run(manager.poll_once)
             return {row["name"]: row for row in server.ask(manager.index, False)}
 
         assert {n: r["state"] for n, r in poll().items()} == {"onnx": "READY", "python": "READY"}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import trio
 
 from neptrio.errors import TritonError
 from tests.support.embedded import EmbeddedServer
@@ -50,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     kernel = f'backend: "kernel" {TENSORS.replace("-1", "4")} instance_group [ {{ kind: KIND_CPU }} ] parameters {{ {launch} }}'
     write_model(repository, "kernel", kernel, {"1/model.cu": KERNEL, "1/twice.cuh": INCLUDED})
     with EmbeddedServer(repository, model_control_mode="explicit") as made:
-        trio.from_thread.run(made.server.settled, trio_token=made._token)
+        made.run(made.server.settled)
         yield made
 
 
@@ -64,7 +63,7 @@ def ask(server: EmbeddedServer, verb: str, *args: Any) -> bool:
             return False
         return True
 
-    return trio.from_thread.run(tried, trio_token=server._token)
+    return server.run(tried)
 
 
 def cycle(server: EmbeddedServer, name: str) -> bool:

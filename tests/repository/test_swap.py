@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -233,7 +232,7 @@ def test_polling(tmp_path: Path) -> None:
         manager = server.server.repository
 
         def poll() -> dict[str, Any]:
-            trio.from_thread.run(manager.poll_once, trio_token=server._token)
+            server.run(manager.poll_once)
             return {row["name"]: row for row in server.ask(manager.index, False)}
 
         first = server.ask(manager.lookup, "m")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -104,7 +103,7 @@ def index(server: EmbeddedServer) -> dict[str, tuple[list[bytes], list[bytes]]]:
                 found[f"{form} {ready}"] = kept, [text(row) for row in await service.index_rows(ready)]
         return found
 
-    return trio.from_thread.run(ask, trio_token=server._token)
+    return server.run(ask)
 
 
 def infer(server: EmbeddedServer, model: str, first: int = 0, **options: Any) -> None:

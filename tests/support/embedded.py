@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,10 @@ class EmbeddedServer:
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """Returns `function(*args)`, called on the server's trio thread."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Returns `await function(*args)`, awaited on the server's trio thread."""
+        return trio.from_thread.run(function, *args, trio_token=self._token)
 
     @property
     def grpc_server(self) -> GrpcServer:

@@ -27,7 +27,7 @@ class Reply:
 
 
 class Http1:
-    """One HTTP/1.1 connection: sends any bytes as they are, reads whole responses."""
+    """One HTTP/1.1 connection: sends any bytes as they are, reads whole responses. `file` has what comes, for other readers."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         """`address` is HOST:PORT or unix:PATH."""
@@ -41,7 +41,7 @@ class Http1:
             self.sock = socket.create_connection((host, int(port)), timeout=TIMEOUT)
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
-        self._file = self.sock.makefile("rb")
+        self.file = self.sock.makefile("rb")
 
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
@@ -60,7 +60,7 @@ class Http1:
         """Reads the next response that is not 1xx."""
         interim: list[int] = []
         while True:
-            reply = self._head()
+            reply = self.head()
             if reply.status >= 200:
                 break
             interim.append(reply.status)
@@ -72,14 +72,14 @@ class Http1:
         elif "content-length" in reply.headers:
             reply.body = self._exactly(int(reply.headers["content-length"]))
         else:
-            reply.body = self._file.read()
+            reply.body = self.file.read()
         return reply
 
     def chunk(self) -> bytes:
         """The next chunk of a chunked body, b"" at its end."""
-        size = int(self._file.readline(), 16)
+        size = int(self.file.readline(), 16)
         data = self._exactly(size)
-        assert self._file.readline() == b"\r\n"
+        assert self.file.readline() == b"\r\n"
         return data
 
     def _chunks(self) -> list[bytes]:
@@ -88,19 +88,20 @@ class Http1:
             found.append(chunk)
         return found
 
-    def _head(self) -> Reply:
-        line = self._file.readline()
+    def head(self) -> Reply:
+        """Reads a status line and headers, of an answer whose body is read in pieces or that has none."""
+        line = self.file.readline()
         if not line:
             raise ConnectionError("the server closed the connection")
         version, status, reason = line.decode().rstrip("\r\n").split(" ", 2)
         reply = Reply(int(status), reason, version=version)
-        while (line := self._file.readline()) not in (b"\r\n", b""):
+        while (line := self.file.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode("latin-1").partition(":")
             reply.headers[name.lower()] = value.strip()
         return reply
 
     def _exactly(self, n: int) -> bytes:
-        data: bytes = self._file.read(n)
+        data: bytes = self.file.read(n)
         if len(data) != n:
             raise ConnectionError(f"the body ended after {len(data)} of {n} bytes")
         return data
@@ -108,12 +109,12 @@ class Http1:
     def closed(self) -> bool:
         """Waits until the server closes the connection; False when it sends something instead."""
         try:
-            return self._file.read(1) == b""
+            return self.file.read(1) == b""
         except ConnectionResetError:
             return True
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
         self.sock.close()
 
     def __enter__(self) -> Http1:

@@ -250,7 +250,7 @@ def test_a_connection_too_many_is_told_why_and_when(full: Full) -> None:
             reply = client.read()
             assert (reply.status, reply.headers["retry-after"]) == (503, "5")
             assert reply.headers["connection"] == "close" and json.loads(reply.body) == {"error": why}
-            assert client._file.read(1) == b""
+            assert client.file.read(1) == b""
     with RawClient(server.http) as raw:
         raw.send(raw.headers(1, INFER, override=PLAIN) + raw.data(1, GOOD))
         answer = raw.finish(1)
@@ -292,7 +292,7 @@ def test_an_idle_connection_makes_room_while_others_wait(full: Full) -> None:
     idle_one = next(holder for holder in full.holders if answered(holder))
     (busy_one,) = (holder for holder in full.holders if holder is not idle_one)
     until(lambda: infer(full.server) == 200, "a place is free")
-    assert idle_one._file.read(1) == b""
+    assert idle_one.file.read(1) == b""
     full.gate.go("k")
     assert busy_one.read().status == 200
 
@@ -302,7 +302,7 @@ def answered(client: Http1) -> bool:
     try:
         return client.read().status == 200
     except TimeoutError:
-        client._file = client.sock.makefile("rb")
+        client.file = client.sock.makefile("rb")
         return False
     finally:
         client.sock.settimeout(60)

@@ -191,7 +191,7 @@ def test_bodies_of_several_clients_count_together(repository: Path) -> None:
                 b"POST " + INFER.encode() + b" HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
                 b"Content-Length: 3000000\r\n\r\n"
             )
-            interim = one._file.readline()  # the server waits for a body that it has made room for
+            interim = one.file.readline()  # the server waits for a body that it has made room for
             assert b"100" in interim
             told_to_wait(two.request("POST", INFER, b" " * 2_000_000), 503, "--max-held-bytes")
             probes_are_answered(server, "lean")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 import trustme
 from hyperframe.frame import GoAwayFrame
 
@@ -82,7 +81,7 @@ def begin_stop(server: ServerProcess) -> None:
 
 def ends(client: Http1) -> bool:
     """The server ends the connection. A reset is an error."""
-    found: bool = client._file.read(1) == b""
+    found: bool = client.file.read(1) == b""
     return found
 
 
@@ -216,7 +215,7 @@ def test_a_body_that_is_on_its_way_is_waited_for(front: Front) -> None:
         client = stack.enter_context(front.connect(server))
         head = b"POST %b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n" % INFER.encode()
         client.send(head + b"Content-Length: %d\r\n\r\n" % len(GOOD))
-        assert client._file.readline().startswith(b"HTTP/1.1 100") and client._file.readline() == b"\r\n"
+        assert client.file.readline().startswith(b"HTTP/1.1 100") and client.file.readline() == b"\r\n"
         begin_stop(server)
         client.send(GOOD)
         reply = client.read()
@@ -237,9 +236,7 @@ def test_whoever_has_connected_is_served(tmp_path: Path) -> None:
             waiting.extend(Http1(server.http) for _ in range(100))
             await front.drain()
 
-        drained = threading.Thread(
-            target=trio.from_thread.run, args=(connect_and_drain,), kwargs={"trio_token": server._token}
-        )
+        drained = threading.Thread(target=server.run, args=(connect_and_drain,))
         drained.start()
         until(lambda: len(waiting) == 100, "all have connected")
         for client in waiting:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +95,7 @@ def both(
             await outcome(server, list(parts), False, policy),
         )
 
-    with_fast_path, without = trio.from_thread.run(run, trio_token=server._token)
+    with_fast_path, without = server.run(run)
     assert with_fast_path[:3] == without[:3], parts
     assert without[3] == 0
     return with_fast_path[:3], with_fast_path[3]
@@ -260,7 +259,7 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
             assert connection.closing
             assert theirs.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
 
-    trio.from_thread.run(run, trio_token=server._token)
+    server.run(run)
 
 
 NAMES = [b"Content-Length", b"content-length", b"Connection", b"Expect", b"Upgrade", b"X", b"x-y_z", b"Te"]

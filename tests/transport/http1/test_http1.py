@@ -191,8 +191,8 @@ def test_a_request_byte_by_byte(client: Http1) -> None:
 def test_expect_continue(client: Http1) -> None:
     head, _, body = post("simple", GOOD, b"Expect: 100-continue").partition(b"\r\n\r\n")
     client.send(head + b"\r\n\r\n")
-    line = client._file.readline()
-    assert line == b"HTTP/1.1 100 Continue\r\n" and client._file.readline() == b"\r\n"
+    line = client.file.readline()
+    assert line == b"HTTP/1.1 100 Continue\r\n" and client.file.readline() == b"\r\n"
     client.send(body)
     assert client.read().status == 200
     # a body that is there already needs no invitation

@@ -196,7 +196,7 @@ def test_the_server_is_never_at_fault(server: ServerProcess, seed: int) -> None:
                 client.sock.close()
                 client = Http1(server.http)
     finally:
-        client._file.close()
+        client.file.close()
         client.sock.close()
     # it is no test if everything is refused, or nothing is
     assert seen[200] > REQUESTS / 10 and seen[400] > REQUESTS / 10

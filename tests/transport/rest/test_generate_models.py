@@ -209,7 +209,7 @@ def test_a_client_that_leaves_ends_the_request(
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             client.send(head.encode() + body)
             server.until_logged("endless runs", runs + 1)
-            client._file.close()  # else the socket stays open behind it
+            client.file.close()  # else the socket stays open behind it
     server.until_logged("told: ", told + 1)
     until(lambda: in_flight(server) == 0, server)
 
@@ -251,10 +251,10 @@ def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerP
                 while len(stalled.replies.get(1, Reply(0)).body) < 4 << 20:
                     stalled.pump()
             else:
-                assert len(stalled._file.read(8 << 20)) == 8 << 20
+                assert len(stalled.file.read(8 << 20)) == 8 << 20
             until(lambda: sent() > last, server.log)
             if isinstance(stalled, Http1):
-                stalled._file.close()
+                stalled.file.close()
         server.until_logged("told: ", told + 1)
         until(lambda: in_flight(server) == 0, server.log)
         assert resident(server.process.pid) - before < 64 << 20
