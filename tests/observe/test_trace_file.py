@@ -6,7 +6,6 @@ import itertools
 import json
 import resource
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -133,23 +132,21 @@ def test_texts_are_made_while_traces_gather(
     assert ids(tmp_path / "t") == [0, 1, 2, 3]
 
 
-def test_gathering_ends_though_traces_come_without_end(tmp_path: Path) -> None:
-    writer, own = TraceWriter(lambda: None), scope(tmp_path / "t")
-    made: list[int] = []
+def test_gathering_ends_though_traces_come_without_end(writer: TraceWriter, tmp_path: Path) -> None:
+    own, ended = scope(tmp_path / "t"), threading.Event()
 
     class Endless(Part):
         def text(self) -> bytes:
-            made.append(self.number)
-            writer._inbox.append((own, [Endless(self.number + 1)], 0))
-            writer._news.set()
+            if not ended.is_set():
+                writer.put(own, [Endless(self.number + 1)])
             return super().text()
 
-    writer._inbox.append((own, [Endless(0)], 0))
-    writer._news.set()
-    writer._gather(time.monotonic() + 0.02)
-    assert made and len(writer._inbox) == 1
-    writer._gather(time.monotonic() - 1)
-    assert len(made) == made[-1] + 1 and len(writer._inbox) == 1, "what is left is for after gathering"
+    writer.put(own, [Endless(0)])
+    until(lambda: writer.statistics().written, "what was gathered is on disk, though more has come")
+    ended.set()
+    writer.settle()
+    found = ids(tmp_path / "t")
+    assert found == list(range(len(found)))
 
 
 def test_a_full_queue_drops_traces(
