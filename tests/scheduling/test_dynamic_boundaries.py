@@ -214,7 +214,7 @@ def test_when_the_decision_is_taken_at_once_and_when_after_the_pass() -> None:
 def test_the_weight_is_the_sum_of_the_waiting_batch_sizes() -> None:
     b = bench(8, levels=(QueuePolicy(max_size=50, timeout_us=9_000),))
     b.send("busy", size=8)
-    q = b.scheduler._queue
+    q = b.scheduler.queue
     for i, size in enumerate((3, 1, 5, 2)):
         b.send(f"{i}", size=size)
     assert q.weight == 11

@@ -213,7 +213,7 @@ def test_nothing_is_lost_doubled_overtaken_or_executed_too_late(
     assert sorted(refused + answered) == sorted(bench.requests), "exactly one outcome each"
     stats = bench.scheduler.statistics()
     assert (stats.queued, stats.executing, bench.model.inflight) == (0, 0, 0)
-    assert bench.scheduler._queue.requests() == [] and not bench.scheduler._queue.next_deadline_ns
+    assert bench.scheduler.queue.requests() == [] and not bench.scheduler.queue.next_deadline_ns
     started: dict[int, int] = {}
     for time, what, *rest in bench.events:
         if what != "batch":
@@ -245,4 +245,4 @@ def test_preserved_order_is_the_order_of_arrival(
     assert ok == sorted(ok)
     assert {id for id, text in bench.answers() if text == "ok"} <= executed
     assert len(bench.answers()) == len({id for id, _ in bench.answers()})
-    assert bench.scheduler._order is not None and len(bench.scheduler._order) == 0
+    assert bench.scheduler.order is not None and len(bench.scheduler.order) == 0

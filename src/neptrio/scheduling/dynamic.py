@@ -74,7 +74,7 @@ class DynamicScheduler(Scheduler):
         self._pool = pool
         self._loop = loop
         self.policy = policy
-        self._queue = BatchQueue(
+        self.queue = BatchQueue(
             policy.max_batch_size,
             policy.preferred,
             policy.delay_ns,
@@ -84,7 +84,7 @@ class DynamicScheduler(Scheduler):
             policy.shape_tensors,
         )
         self._prefetch = not policy.exact and not pool.limited
-        self._order = ArrivalOrder() if policy.preserve_ordering else None
+        self.order = ArrivalOrder() if policy.preserve_ordering else None
         self._timer: Timer | None = None
         self._wake = 0  # when dispatch() is next needed because time passes (ns); 0 = never
         self._noted = False  # dispatch() will be called at the end of this loop pass
@@ -110,7 +110,7 @@ class DynamicScheduler(Scheduler):
     # ------------------------------------------------------------ coming and going
 
     def enqueue(self, request: InferRequest) -> None:
-        queue = self._queue
+        queue = self.queue
         if not queue.push(request):
             now = request.timestamp(QUEUE_START)
             if self._noted or 0 < self._wake <= now:  # the last dispatch() may have left something to do
@@ -130,12 +130,12 @@ class DynamicScheduler(Scheduler):
             self._loop.loop_pass.mark_later(self)
 
     def arrived(self, request: InferRequest) -> None:
-        if self._order is not None:
-            self._order.arrived(request)
+        if self.order is not None:
+            self.order.arrived(request)
 
     def left(self, request: InferRequest) -> None:
-        if self._order is not None:
-            self._order.skip(request)
+        if self.order is not None:
+            self.order.skip(request)
 
     def _refusal(self, id: str) -> Unavailable:
         """The error for a request that finds the queue full. Made cheaply: most are raised when load is highest."""
@@ -149,7 +149,7 @@ class DynamicScheduler(Scheduler):
         return error
 
     def expect_room(self) -> None:
-        if self._queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
+        if self.queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
             self._model.counters.refused += 1  # as admission counts a request that enqueue() refuses
             raise self._refusal("")
 
@@ -160,14 +160,14 @@ class DynamicScheduler(Scheduler):
     def expect_place(self, request: InferRequest, beside: int) -> None:
         level = self.level_of(request)
         most = self.policy.levels[level].max_size
-        if most and self._queue.sizes()[level] + beside >= most:
+        if most and self.queue.sizes()[level] + beside >= most:
             raise self._refusal(request.id)
 
     def cancel(self, request: InferRequest) -> None:
-        if self._queue.remove(request) or withdraw(request):
+        if self.queue.remove(request) or withdraw(request):
             self._cancelled += 1
             self._refuse(request, Cancelled())
-            if self._queue.size or self._pool.limited:  # its neighbours may now fit into one batch
+            if self.queue.size or self._pool.limited:  # its neighbours may now fit into one batch
                 self._mark()
             self._loop.loop_pass.soon()
 
@@ -197,7 +197,7 @@ class DynamicScheduler(Scheduler):
 
     def _freed(self) -> None:
         # with a rate limiter: to give back a grant that is not wanted
-        if self._queue.size or self._pool.limited:
+        if self.queue.size or self._pool.limited:
             self._mark()
 
     def _timer_fired(self) -> None:
@@ -207,7 +207,7 @@ class DynamicScheduler(Scheduler):
     def dispatch(self, now_ns: int) -> None:
         """Refuses requests that have expired at `now_ns`, then submits batches while instances are free."""
         self._noted = False
-        queue = self._queue
+        queue = self.queue
         wake = 0
         wanting = False
         deadline = queue.next_deadline_ns
@@ -246,7 +246,7 @@ class DynamicScheduler(Scheduler):
 
     def _held(self) -> bool:
         """Debugging aid TRITONSERVER_DELAY_SCHEDULER=N: True until N requests have waited at the same time."""
-        if self._hold and (self._flushing or self._queue.size >= self._hold):
+        if self._hold and (self._flushing or self.queue.size >= self._hold):
             self._hold = 0
         return self._hold > 0
 
@@ -268,14 +268,14 @@ class DynamicScheduler(Scheduler):
                 self._last_count,
                 WORDS[reason],
                 wait_ns // 1000,
-                self._queue.size,
+                self.queue.size,
             )
 
     def statistics(self) -> DynamicStatistics:
         return DynamicStatistics(
-            queued=self._queue.size,
+            queued=self.queue.size,
             executing=self._pool.executing,
-            queued_by_level=tuple(self._queue.sizes()),
+            queued_by_level=tuple(self.queue.sizes()),
             batches=self._batches,
             requests=self._requests,
             close_reasons=dict(self.close_reasons),
