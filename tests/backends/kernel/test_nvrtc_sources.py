@@ -32,7 +32,7 @@ def test_only_launched_kernels_are_named(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(nvrtc, "library", lambda: SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0)))
-    monkeypatch.setattr(nvrtc, "_compile", compiled)
+    monkeypatch.setattr(nvrtc, "compile_text", compiled)
     read = source.read(tmp_path / "model.cu")
     assert set(read.signatures) == {"hidden", "absent", "run"}
     assert nvrtc.compile_source(read, (), "sm_90", "m", ["run"]).names == {"run": "run"}
@@ -71,7 +71,7 @@ def test_headers_that_packages_lack_are_found_beside_nvcc(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     stand_in = SimpleNamespace(__path__=[str(tmp_path / "packages")])
     monkeypatch.setitem(sys.modules, "nvidia", stand_in)  # type: ignore[arg-type]
-    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [])
+    monkeypatch.setattr(nvrtc, "toolkit", lambda: [])
     found = ["packages/cu13/include", "toolkit/include", "toolkit/include/cccl"]
     assert nvrtc.include_folders() == [str(tmp_path / folder) for folder in found]
 
@@ -119,9 +119,9 @@ def test_headers_are_those_of_the_compiler_that_is_used(
     monkeypatch.delenv("CUDA_PATH", raising=False)
     stand_in = SimpleNamespace(__path__=[str(tmp_path / "other")])
     monkeypatch.setitem(sys.modules, "nvidia", stand_in)  # type: ignore[arg-type]
-    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [])
+    monkeypatch.setattr(nvrtc, "toolkit", lambda: [])
     assert nvrtc.include_folders() == [str(tmp_path / "other/cu13/include")]
-    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [tmp_path / "own"])
+    monkeypatch.setattr(nvrtc, "toolkit", lambda: [tmp_path / "own"])
     assert nvrtc.include_folders() == [str(tmp_path / "own")]
 
 
@@ -143,4 +143,4 @@ def test_the_text_of_an_error_comes_before_that_of_warnings(monkeypatch: pytest.
         nvrtcDestroyProgram=lambda *_: (0,),
     )
     with pytest.raises(InvalidArgument, match=r'compile for the GPU:\nm\.cu\(3\): error: "x"\n  x'):
-        nvrtc._compile(fake, "", "m.cu", [], [], "m")
+        nvrtc.compile_text(fake, "", "m.cu", [], [], "m")

@@ -125,7 +125,7 @@ def _load_beside_headers() -> bool:
     return False
 
 
-def _toolkit() -> list[Path]:
+def toolkit() -> list[Path]:
     """The folder of headers beside the NVRTC that is loaded: where there are several CUDAs, the compiler's own. Empty
     where that is not known."""
     try:
@@ -141,7 +141,7 @@ def include_folders() -> list[str]:
     """The folders with CUDA's headers: those of one toolkit (cuda_fp16.h), and where that lacks them, of the packages
     that hold tensor core headers (crt/mma.h) and the C++ library (cuda/std), which lies in a folder `cccl`."""
     found = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
-    found += _toolkit()
+    found += toolkit()
     try:
         import nvidia
 
@@ -214,7 +214,7 @@ def compile_source(
         return Compiled(code, json.loads(head))
     except (OSError, ValueError):
         pass
-    made = _compile(nvrtc, text, main.name, options, names, model)
+    made = compile_text(nvrtc, text, main.name, options, names, model)
     if read is None:
         return made
     try:
@@ -228,7 +228,9 @@ def compile_source(
     return made
 
 
-def _compile(nvrtc: Any, text: str, where: str, options: list[str], names: list[str], model: str) -> Compiled:
+def compile_text(
+    nvrtc: Any, text: str, where: str, options: list[str], names: list[str], model: str
+) -> Compiled:
     headers = [content.encode() for content in HEADERS.values()]
     error, program = nvrtc.nvrtcCreateProgram(
         text.encode(), where.encode(), len(headers), headers, [name.encode() for name in HEADERS]
