@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import neptrio.compat.tritonserver as tritonserver
-from neptrio.compat.tritonserver.options import _REFUSED, _WITHOUT_EFFECT
+from neptrio.compat.tritonserver.options import REFUSED, WITHOUT_EFFECT
 from neptrio.logs import LogFile
 from tests.support.repository import identity_config, write_model
 
@@ -171,8 +171,8 @@ def test_every_option_is_explained() -> None:
             for line in page.splitlines()
             if line.startswith("|") and f"`{one.name}`" in line.split("|")[1]
         ]
-        assert ("refused" in row) == (one.name in _REFUSED), row
-        assert ("no effect" in row) == (one.name in _WITHOUT_EFFECT), row
+        assert ("refused" in row) == (one.name in REFUSED), row
+        assert ("no effect" in row) == (one.name in WITHOUT_EFFECT), row
 
 
 def test_a_program_that_does_not_stop_its_server_ends(repository: Path) -> None:

@@ -167,25 +167,25 @@ class Options:
                 raise InvalidArgumentError(f"{one.name} must be >= 0, got {value}")
 
     def _refuse(self) -> None:
-        for name, why in _REFUSED.items():
+        for name, why in REFUSED.items():
             if getattr(self, name) != _DEFAULTS[name]:
                 raise UnsupportedError(f"{name} is not supported: {why}")
         if len(self.cache_config) > 1:
             raise InvalidArgumentError(f"there is one response cache, 'local', got {list(self.cache_config)}")
 
     def _warn(self) -> None:
-        for name, why in _WITHOUT_EFFECT.items():
+        for name, why in WITHOUT_EFFECT.items():
             if getattr(self, name) != _DEFAULTS[name]:
                 warnings.warn(f"{name} has no effect: {why}", UserWarning, stacklevel=4)
 
 
 _DEFAULTS: dict[str, Any] = {one.name: getattr(Options(), one.name) for one in fields(Options)}
-_REFUSED = {
+REFUSED = {
     "model_namespacing": "model names are unique over all repositories",
     "model_load_device_limits": "models are loaded whatever a device's memory holds",
     "host_policies": "bind the process with numactl or taskset instead",
 }
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     "cuda_memory_pool_sizes": "there is no CUDA memory pool of the server",
     "cache_directory": "the local cache is built in",
     "min_supported_compute_capability": "the CUDA driver decides which devices can run a model",
