@@ -120,8 +120,8 @@ def test_a_tensor_that_cannot_be_sent_fails_its_own_request(pair: Pair) -> None:
 KEPT = {
     "nothing": lambda response, array: None,
     "response": lambda response, array: response,
-    "tensors": lambda response, array: response._tensors,
-    "tensor": lambda response, array: response._tensors[0],
+    "tensors": lambda response, array: response.output_tensors(),
+    "tensor": lambda response, array: response.output_tensors()[0],
     "array": lambda response, array: array,
     "view": lambda response, array: array[1:],
 }
@@ -142,7 +142,7 @@ def test_an_answer_that_the_model_can_still_change_is_copied(pair: Pair, kept: s
     (tensor,) = pair.outputs(execute, IN=np.zeros(1, np.float32))
     assert pair.server.in_place == (BIG if kept == "nothing" else 0)
     if kept == "response":  # the model goes on working on it while it is sent
-        held[0]._tensors[0].as_numpy()[:] = 9
+        held[0].output_tensors()[0].as_numpy()[:] = 9
     assert (to_numpy(tensor) == 3).all()
     tensor = None
     held.clear()

@@ -15,8 +15,8 @@ from neptrio.request.numpy_tensor import to_numpy
 KEPT = {
     "nothing": lambda response, array: None,
     "response": lambda response, array: response,
-    "tensors": lambda response, array: response._tensors,
-    "tensor": lambda response, array: response._tensors[0],
+    "tensors": lambda response, array: response.output_tensors(),
+    "tensor": lambda response, array: response.output_tensors()[0],
     "array": lambda response, array: array,
     "view": lambda response, array: array[1:],
     "base": lambda response, array: array.base,
