@@ -49,6 +49,7 @@ def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
         assert not set(gpu.live()) & {"live_allocations", "live_modules", "live_events", "live_execs"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", ["", "1"])
 def test_without_a_gpu_its_tests_are_skipped_or_fail(required: str) -> None:
     tests = Path(__file__).parent / "test_gpu.py"
@@ -102,6 +103,7 @@ def test_requests_batched_together_get_their_own_rows(family: ServerProcess, cas
 # ---------------------------------------------------------------- places
 
 
+@pytest.mark.slow
 def test_instances_go_where_gpus_says(tmp_path: Path) -> None:
     write_model(
         tmp_path, "both", add_config(" instance_group { kind: KIND_GPU count: 2 }"), {"1/model.cu": ADD}
@@ -199,6 +201,7 @@ def two_models(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> None:
     with FakeGpu(fail_times=2) as gpu:  # also when it was tried again
         with ServerProcess(
@@ -270,6 +273,7 @@ def test_a_failed_allocation_has_its_error(two_models: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_is_the_batchs_error(two_models: Path) -> None:
     with FakeGpu(fail_launch_with=701) as gpu:
         with ServerProcess(
@@ -284,6 +288,7 @@ def test_a_launch_that_fails_is_the_batchs_error(two_models: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code, name",
     [(700, "ILLEGAL_ADDRESS"), (719, "LAUNCH_FAILED"), (721, "TENSOR_MEMORY_LEAK"), (911, "EXTERNAL_DEVICE")],
@@ -320,6 +325,7 @@ def test_a_broken_context_takes_every_model_on_that_gpu_out_of_service(
         assert gpu["resets"] == 0, "the primary context belongs to others too"
 
 
+@pytest.mark.slow
 def test_a_context_that_breaks_under_load_loses_no_request(two_models: Path) -> None:
     """Every request is answered, before and after."""
     flags = ("--model-control-mode=explicit", "--load-model=one", "--load-model=two")
@@ -333,6 +339,7 @@ def test_a_context_that_breaks_under_load_loses_no_request(two_models: Path) -> 
             assert reason(server, "one")[0] == reason(server, "two")[0] == "UNAVAILABLE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code, name", [(46, "DEVICE_UNAVAILABLE"), (999, "UNKNOWN")])
 def test_a_doubtful_error_breaks_the_context_when_it_comes_again(
     two_models: Path, code: int, name: str
@@ -368,9 +375,10 @@ def limited(seconds: str) -> str:
     return add_config(group + parameter("EXECUTE_TIMEOUT_SECONDS", seconds))
 
 
+@pytest.mark.slow
 def test_a_hanging_kernel_ends_in_time(tmp_path: Path) -> None:
     """Its batch and those of other models on that GPU fail, unload and shutdown do not wait for the device."""
-    write_model(tmp_path, "one", limited("0.5"), {"1/model.cu": ADD})
+    write_model(tmp_path, "one", limited("2"), {"1/model.cu": ADD})
     write_model(tmp_path, "two", limited("300"), {"1/model.cu": ADD})
     large = list(range(100_000))  # outputs in page-locked memory, which the device may write to for ever
     flags = (
@@ -388,15 +396,16 @@ def test_a_hanging_kernel_ends_in_time(tmp_path: Path) -> None:
             gpu["hang_kernel"] = 1
             status, answer = add(server, "one", *large)
             assert status == 504, answer
-            assert answer == "model 'one': no end of a kernel within 0.5 s (EXECUTE_TIMEOUT_SECONDS)"
+            assert answer == "model 'one': no end of a kernel within 2 s (EXECUTE_TIMEOUT_SECONDS)"
             assert hanging.result(60)[0] == 500, "the other model's batch hangs on the same device"
             for model in ("one", "two"):
-                assert "no end of a kernel within 0.5 s" in reason(server, model)[1]
+                assert "no end of a kernel within 2 s" in reason(server, model)[1]
                 assert add(server, model, 1)[0] == 503
             assert post(server, "/v2/repository/models/one/unload")[0] == 200
             until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
 
 
+@pytest.mark.slow
 def test_a_hanging_kernel_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
     write_model(tmp_path, "one", limited("300"), {"1/model.cu": ADD})
     with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
@@ -409,6 +418,7 @@ def test_a_hanging_kernel_does_not_keep_the_server_from_ending(tmp_path: Path) -
             hanging.result(60)
 
 
+@pytest.mark.slow
 def test_unloads_do_not_wait_for_another_models_kernel(tmp_path: Path) -> None:
     """Freeing page-locked memory and unloading a module wait for all that runs on a device, and hold up other calls."""
     for model in ("one", "two", "three"):
@@ -433,6 +443,7 @@ def test_unloads_do_not_wait_for_another_models_kernel(tmp_path: Path) -> None:
             hanging.result(60)
 
 
+@pytest.mark.slow
 def test_what_an_unload_leaves_is_given_back_while_others_are_busy(tmp_path: Path) -> None:
     write_model(tmp_path, "one", limited("300"), {"1/model.cu": ADD})
     write_model(tmp_path, "two", limited("300"), {"1/model.cu": ADD})
