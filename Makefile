@@ -5,10 +5,17 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
-help: ## List every target in a sentence
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+# what most people need, in the order in which they need it
+FIRST := run check test test-all lint format build bench wheel clean
+
+help: ## List the ten targets that most people need
+	@for target in $(FIRST); do $(MAKE) -s help-all | grep "^$$target "; done
+	@echo; echo "All others: make help-all, and CONTRIBUTING.md"
+
+help-all: ## List every target in a sentence
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 # what running needs, and what testing needs beside it: `make run` on a fresh clone installs the first only
 build: $(VENV)/.built-test ## Create the environment, install pinned dependencies and build the Cython modules
@@ -48,13 +55,27 @@ run: $(VENV)/.built ## Serve examples/model_repository on 8000 (REST), 8001 (gRP
 # a test that hangs is shown with every thread's stack, and ends the run: loadfile would start it again
 BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 
+# what Python has compiled is kept, whatever the environment says: the tests start some thousand interpreters
+check test test-all test-console test-clients test-frontends test-sanitized test-versions: export PYTHONDONTWRITEBYTECODE :=
+check test test-all test-console test-clients test-frontends test-sanitized test-versions: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+
 # one more than cores: many tests wait for a server to start or for a time limit
 WORKERS := from neptrio.cores import usable_cores; print(min(usable_cores() + 1, 4))
 
-test: build lint ## Set up, lint, type-check and run every test
+PYTEST := $(BIN)/python -m pytest -n $$($(BIN)/python -c "$(WORKERS)") --dist loadfile $(BOUND)
+
+check: build ## Lint, check types and run the tests that belong to what has changed (a minute)
+	$(CODE)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(BOUND) $$($(BIN)/python tools/changed_tests.py) $(ARGS)
+
+test: build lint ## Set up, lint, type-check and run every test that takes no longer than a moment (5 minutes)
+	@$(BIN)/python examples/prepare.py
+	@$(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: build lint ## Run every test, those marked slow included; ARGS='-m slow' runs what `make test` leaves out
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
-	@$(BIN)/python -m pytest -n $$($(BIN)/python -c "$(WORKERS)") --dist loadfile $(BOUND) $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-console: build ## Draw the console and trace pages in a real browser (chromium is installed where that is possible) and run what belongs to them
 	@sh tools/test_browser.sh
@@ -116,10 +137,14 @@ gpu-wheels: $(VENV)/.deps ## Fetch what tools/gpu_run.sh needs on a GPU machine 
 bench-gpu: $(VENV)/.deps-cuda ## Measure kernel models on a GPU and print Markdown (benchmarks/gpu.md)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-lint: build ## Check formatting, lint rules and types, and known vulnerabilities of what running needs where a service answers
+define CODE
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+endef
+
+lint: build ## Check formatting, lint rules and types, and known vulnerabilities of what running needs where a service answers
+	$(CODE)
 	@$(BIN)/python tools/audit.py
 
 format: build ## Rewrite the Python sources in the project's format

@@ -11,7 +11,6 @@ import os
 import pytest
 from hypothesis import Phase, settings
 
-_durations = None
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import ONNX Runtime themselves
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -26,17 +25,16 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Writes what took how long, for NEPTRIO_DURATIONS=FILE."""
-    if _durations is not None:
-        _durations.write(f"{report.duration:.3f} {report.when} {report.outcome} {report.nodeid}\n")
-        _durations.flush()
+# what takes longer on a quiet machine has the mark `slow`: `make test` leaves it to `make test-all`
+QUICK_SECONDS = 0.25
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    global _durations
-    # taken out: the reports of all workers come to this process, and a test that runs pytest is to leave the file alone
-    place = os.environ.pop("NEPTRIO_DURATIONS", None)
-    if place:
-        _durations = open(place, "w")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the tests that lack the mark `slow`, with NEPTRIO_DURATIONS=1: whether a machine is quiet, only people know."""
+    if os.environ.get("NEPTRIO_DURATIONS") != "1":
+        return
+    passed = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
+    late = [one for one in passed if one.duration > QUICK_SECONDS and "slow" not in one.keywords]
+    terminalreporter.section(f"longer than {QUICK_SECONDS} s without the mark `slow`: {len(late)} tests")
+    for one in sorted(late, key=lambda one: -one.duration):
+        terminalreporter.write_line(f"{one.duration:7.2f} s {one.nodeid}")

@@ -106,12 +106,14 @@ def test_a_wheel_of_this_package_must_be_of_the_same_tree(
     assert outcome == "passed" or "some.py differ" in report
 
 
+@pytest.mark.slow
 def test_it_is_measured_where_a_test_failed(machine: Machine) -> None:
     status, report = machine.run("test", "bench", fails="pytest")
     assert status == 1
     assert outcomes(report) == {"test": "failed (3)", "bench": "passed"}
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_ended(machine: Machine) -> None:
     status, report = machine.run("--limit", "1", "test", "bench", hangs="pytest")
     assert status == 1

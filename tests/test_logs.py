@@ -80,6 +80,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_log_knows_three_levels(tmp_path: Path, apart: bool) -> None:
     """What is verbose is I, of the server and of models in any process."""
@@ -144,6 +145,7 @@ def test_what_one_place_says_of_one_subject_is_bounded() -> None:
     assert sum(late) == BURST
 
 
+@pytest.mark.slow
 def test_what_a_model_says_itself_is_bounded_far_above_what_is_read() -> None:
     flood = FloodFilter()
 
@@ -223,6 +225,7 @@ X = {"name": "X", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}
 BAD = [X, {"name": "COUNT", "datatype": "INT64", "shape": [2], "data": [7, 8]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_failing_executions_are_logged_alike_and_not_without_end(tmp_path: Path, verbose: int) -> None:
     """Whatever the backend: the first failures of a model are told, a thousand do not fill the disk."""
@@ -323,6 +326,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_a_server_answers_while_nobody_reads_its_log(tmp_path: Path) -> None:
     python_model(tmp_path, "talkative", TALKATIVE, config("IN:TYPE_INT32:1", "OUT:TYPE_INT32:1"))
     read, write = os.pipe()

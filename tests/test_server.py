@@ -136,6 +136,7 @@ def test_two_servers_share_a_port_when_asked(tmp_path: Path) -> None:
             assert (second.http, second.grpc) == (first.http, first.grpc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("off", "on"), [("http", "grpc"), ("grpc", "http")])
 def test_a_front_that_is_off_has_no_address(tmp_path: Path, off: str, on: str) -> None:
     write_model(tmp_path, "good", identity_config())
@@ -146,6 +147,7 @@ def test_a_front_that_is_off_has_no_address(tmp_path: Path, off: str, on: str) -
             assert client.is_model_ready("good")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "sig"), [("http", signal.SIGTERM), ("grpc", signal.SIGINT)])
 def test_open_requests_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, sig: signal.Signals
@@ -162,6 +164,7 @@ def test_open_requests_are_answered(
     gate.close()
 
 
+@pytest.mark.slow
 def test_the_exit_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(tmp_path, monkeypatch, "http", "--exit-timeout-secs=0.5")
     gate.server.process.send_signal(signal.SIGTERM)
@@ -171,6 +174,7 @@ def test_the_exit_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "exit timeout expired" in gate.server.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["import", "initialize"])
 def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> None:
     folder = "open(os.path.join(os.environ['GATE_FOLDER'], 'entered'), 'w').close()"
@@ -197,6 +201,7 @@ def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> No
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(tmp_path, monkeypatch, "grpc", "--exit-timeout-secs=600")
     gate.server.process.send_signal(signal.SIGINT)

@@ -6,9 +6,9 @@ What has changed is what git sees since this branch left `main`, and what is not
 
     1. itself, if it is one
     2. those that are named after it: src/neptrio/loop/outputs.py, cext/loop/outputs.pyx -> tests/loop/test_outputs*.py
-    3. those that import it, directly or through other modules of tests/
+    3. those that import it
     4. those that name its path in a text, such as tests of a document or a tool
-    5. for a package that has none of them, the files of its folder in tests/
+    5. those that import it through other modules of tests/; without any so far, the files of its folder in tests/
 
 They come with those that test the tree itself (tests/test_*.py that start no server). This is a choice for the minute
 between two edits, not a proof: a change may break what is far from it, which `make test` finds.
@@ -36,7 +36,11 @@ def git(*words: str) -> list[str]:
 
 def changed(since: str | None) -> list[str]:
     """Paths that differ from where this branch began, and new ones."""
-    base = [since] if since else next(filter(None, (git("merge-base", m, "HEAD") for m in ("main", "origin/main"))), ["HEAD"])
+    base = (
+        [since]
+        if since
+        else next(filter(None, (git("merge-base", m, "HEAD") for m in ("main", "origin/main"))), ["HEAD"])
+    )
     return sorted({*git("diff", "--name-only", base[0]), *git("ls-files", "--others", "--exclude-standard")})
 
 
@@ -75,9 +79,12 @@ class Suite:
         module, stem = module_of(path), Path(path).stem.removesuffix("_core")
         package = re.sub(r"^(src/neptrio|src|cext)/", "", Path(path).parent.as_posix())
         folder = f"tests/{package}/"
-        near = [(2, t) for t in self.tests if t.startswith(folder) and Path(t).name.startswith(f"test_{stem}")]
-        near += [(3, t) for t in self._importers(module)] if module else []
+        near = [
+            (2, t) for t in self.tests if t.startswith(folder) and Path(t).name.startswith(f"test_{stem}")
+        ]
+        near += [(3, t) for t in self.tests if module in self._imports[t]]
         near += [(4, t) for t in self.tests if path in self._texts[t]]
+        near += [(5, t) for t in self._importers(module)]
         if not near and module:
             near = [(5, t) for t in self.tests if t.startswith(folder)]
         return near
@@ -85,7 +92,7 @@ class Suite:
     def _importers(self, module: str) -> set[str]:
         """Tests that import a module, also through helpers in tests/."""
         seen: set[str] = set()
-        wanted = {module}
+        wanted = {module} - {""}
         while wanted:
             found = {path for path, names in self._imports.items() if names & wanted} - seen
             seen |= found

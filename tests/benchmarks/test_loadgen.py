@@ -69,6 +69,7 @@ def generate(server: Stalling, options: list[str]) -> tuple[int, dict[str, Any]]
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_open_loop_charges_a_stall_to_all_that_was_due(body: list[str]) -> None:
     # 100 of the 400 requests are due while the server stalls for half a second
     code, result = generate(Stalling(100, 0.5), [*body, "--rate", "200", "--duration", "2"])
@@ -77,6 +78,7 @@ def test_open_loop_charges_a_stall_to_all_that_was_due(body: list[str]) -> None:
     assert result["p90_us"] > 250_000  # the 40 slowest waited for more than half of the stall
 
 
+@pytest.mark.slow
 def test_closed_loop_sees_a_stall_once(body: list[str]) -> None:
     code, result = generate(Stalling(10, 0.5), [*body, "--duration", "2"])
     assert code == 0
@@ -84,6 +86,7 @@ def test_closed_loop_sees_a_stall_once(body: list[str]) -> None:
     assert result["requests"] > 10
 
 
+@pytest.mark.slow
 def test_what_is_due_before_the_end_is_sent_after_it(body: list[str]) -> None:
     # the stall outlasts the measurement: every request is still sent, answered and counted
     code, result = generate(Stalling(50, 1.5), [*body, "--rate", "100", "--duration", "1"])
@@ -123,6 +126,7 @@ def counted(options: list[str]) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "model", "elements"),
     [
@@ -151,6 +155,7 @@ def test_every_form_is_answered_by_a_real_server(
     assert result_of(done)["requests"] > 0
 
 
+@pytest.mark.slow
 def test_sequences_end_with_the_run(tmp_path: Path) -> None:
     """What a run left open would keep its slot, and the next run would wait for it."""
     from benchmarks import models

@@ -162,6 +162,7 @@ def test_the_overview(tab: Chromium, server: ServerProcess) -> None:
     assert tab.evaluate("document.querySelectorAll('.models tbody tr').length") == 1
 
 
+@pytest.mark.slow
 def test_the_front_ends(tab: Chromium, server: ServerProcess, repository: Path) -> None:
     shown = "[...document.querySelectorAll('[aria-label=\"Front ends\"]')].some(e => e.checkVisibility())"
     rows = "[...document.querySelectorAll('[aria-label=\"Front ends\"] tbody tr')]"
@@ -183,6 +184,7 @@ def test_the_front_ends(tab: Chromium, server: ServerProcess, repository: Path) 
         assert tab.evaluate(shown) is True
 
 
+@pytest.mark.slow
 def test_a_model(tab: Chromium, server: ServerProcess) -> None:
     infer(server, "simple", 5)
     show(tab, server)
@@ -216,6 +218,7 @@ def send(tab: Chromium) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_request_and_the_same_elsewhere(tab: Chromium, server: ServerProcess) -> None:
     show(tab, server, "request/simple/1")
     tab.wait("document.querySelectorAll('fieldset.input').length === 2")
@@ -262,6 +265,7 @@ def png(path: Path, rgb: np.ndarray[Any, Any]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_files_images_and_wrong_values(tab: Chromium, server: ServerProcess, tmp_path: Path) -> None:
     rgb = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [10, 20, 30]]], np.uint8)
     png(tmp_path / "a.png", rgb)
@@ -363,6 +367,7 @@ def test_sequences(tab: Chromium, server: ServerProcess) -> None:
         assert [sequence["id"] for sequence in left] == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_small_screens(tab: Chromium, server: ServerProcess, dark: bool) -> None:
     tab.look(380, 800, dark)
@@ -393,6 +398,7 @@ def test_keys(tab: Chromium, server: ServerProcess) -> None:
     assert tab.evaluate("document.activeElement.value") == "2", "typed, not a way to another panel"
 
 
+@pytest.mark.slow
 def test_tokens(started: Chromium, repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "auth.toml"
     file.write_text(FILE)
@@ -434,6 +440,7 @@ def test_restricted_apis(started: Chromium, repository: Path) -> None:
         tab.evaluate("sessionStorage.clear()")
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(started: Chromium, repository: Path) -> None:
     tab = started
     flags = ("--model-control-mode=explicit", "--load-model=simple")

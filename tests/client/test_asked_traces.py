@@ -189,6 +189,7 @@ def test_it_takes_a_permission(tmp_path: Path) -> None:
 # ------------------------------------------------------------ slow or failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc", "stream"])
 def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protocol: str) -> None:
     module: Any = httpclient if protocol == "http" else grpcclient

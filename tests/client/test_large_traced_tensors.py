@@ -193,6 +193,7 @@ def test_small_inputs_wait_for_nobody(held: Held) -> None:
     assert held.copier.done == 0
 
 
+@pytest.mark.slow
 def test_a_cancelled_request_that_waits_is_answered(held: Held) -> None:
     values = arrays()
     with grpcclient.InferenceServerClient(held.server.grpc) as client:
@@ -204,6 +205,7 @@ def test_a_cancelled_request_that_waits_is_answered(held: Held) -> None:
     np.testing.assert_array_equal(result.as_numpy("OUTC"), 2 * values["C"])
 
 
+@pytest.mark.slow
 def test_tensors_are_left_out_when_too_many_wait(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     values = arrays()
     monkeypatch.setattr(tensor_copier, "MOST_BYTES", 4 * ELEMENTS)

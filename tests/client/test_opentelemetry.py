@@ -168,6 +168,7 @@ def setting(server: ServerProcess) -> Iterator[Any]:
             client.update_trace_settings(model, dict.fromkeys(keys))
 
 
+@pytest.mark.slow
 def test_level_tensors_makes_one_span(server: ServerProcess, collector: Collector, setting: Any) -> None:
     """As on a Triton server: it is taken, its requests are sampled and counted, their span says nothing."""
     told = server.log().count("Tensor level tracing is not supported by the mode: opentelemetry")
@@ -210,6 +211,7 @@ def test_what_a_model_makes_lies_under_the_one_span(
     assert under(spans["inner"], spans["InferRequest"])
 
 
+@pytest.mark.slow
 def test_the_server_may_start_with_level_tensors(tmp_path: Path, collector: Collector) -> None:
     write_model(tmp_path, "single", identity_config(pairs=1))
     flags = opentelemetry(collector.url, "--trace-config=level=TENSORS", "--trace-config=rate=1")
@@ -345,6 +347,7 @@ def test_forced_traces_count_nowhere(server: ServerProcess, collector: Collector
     assert not any(int.from_bytes(span.trace_id) == silent for span in collector.spans)
 
 
+@pytest.mark.slow
 def test_generate_and_hypercorn(tmp_path: Path, collector: Collector) -> None:
     write_model(tmp_path, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
     first, _, header = parent()
@@ -417,6 +420,7 @@ def quiet_server(tmp_path: Path, url: str, *more: str, patience: str = "60") -> 
     return ServerProcess(tmp_path / "models", *opentelemetry(url, "--trace-config=rate=1", *more), env=env)
 
 
+@pytest.mark.slow
 def test_shutdown_sends_what_waits(tmp_path: Path) -> None:
     with Collector() as own:
         with quiet_server(
@@ -429,6 +433,7 @@ def test_shutdown_sends_what_waits(tmp_path: Path) -> None:
         assert sum(span.name == "InferRequest" for span in own.spans) == 5 and len(own.spans) == 15
 
 
+@pytest.mark.slow
 def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
     with Collector() as gone:
         url = gone.url  # nobody listens there any more
@@ -447,6 +452,7 @@ def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
         assert server.log().count("spans do not reach") == 1
 
 
+@pytest.mark.slow
 def test_a_collector_that_refuses_is_told_once_and_again_when_it_is_back(tmp_path: Path) -> None:
     with Collector() as own:
         own.status = 400
@@ -470,6 +476,7 @@ def test_a_collector_that_refuses_is_told_once_and_again_when_it_is_back(tmp_pat
             )
 
 
+@pytest.mark.slow
 def test_missing_packages_are_named(tmp_path: Path) -> None:
     hidden = tmp_path / "hidden" / "opentelemetry"
     hidden.mkdir(parents=True)

@@ -181,6 +181,7 @@ def test_without_levels_and_policies_priority_and_timeout_mean_nothing(bench: Be
     assert value(scrape(bench.server), "nv_inference_pending_request_count", **labels) == 0
 
 
+@pytest.mark.slow
 @policy("dynamic_batching { default_queue_policy { max_queue_size: 100 } }")
 def test_a_burst_of_ten_thousand_leaves_exactly_the_limit(bench: Bench) -> None:
     made = httpclient.InferInput("INPUT0", [1, 2], "INT32")

@@ -359,6 +359,7 @@ def test_shutdown_writes_what_is_left(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["models", "trace.json"]
 
 
+@pytest.mark.slow
 def test_a_killed_server_has_written_what_is_not_new(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     flags = (f"--trace-config=triton,file={path}", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
@@ -376,6 +377,7 @@ def test_a_killed_server_has_written_what_is_not_new(tmp_path: Path) -> None:
     assert len(read(str(path))) >= 3
 
 
+@pytest.mark.slow
 def test_disk_that_cannot_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

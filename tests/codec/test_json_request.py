@@ -121,6 +121,7 @@ def test_documents(document: Any, ascii_only: bool, indent: int | None) -> None:
     compare(body)
 
 
+@pytest.mark.slow
 @FAST
 @given(documents(), st.data())
 def test_damaged_documents_are_refused_or_read_alike(document: Any, data: st.DataObject) -> None:

@@ -226,6 +226,7 @@ def test_a_sequence_without_its_start_is_left_out(
     assert warnings.count(f"request {broken} of its sequence was left out") == 2
 
 
+@pytest.mark.slow
 def test_what_was_cut_off(traced: Traced, replay: Replay, tmp_path: Path) -> None:
     """A server that records 16 bytes of a tensor: inputs above it are left out, outputs compared in part."""
     write_model(tmp_path / "models", "single", identity_config(pairs=1))

@@ -175,6 +175,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["summary", "view", "export"])
 def test_files_larger_than_memory(big: Path, tmp_path: Path, action: str) -> None:
     """The process may grow by 48 MiB; the file has twice as much."""

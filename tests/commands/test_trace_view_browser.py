@@ -267,6 +267,7 @@ def test_every_kind_of_request_of_a_real_server(tab: Browser, every_kind: Path, 
     assert not tab.network and not tab.messages
 
 
+@pytest.mark.slow
 def test_hostile_names_do_nothing(tab: Browser, tmp_path: Path) -> None:
     texts = [
         HOSTILE, "<img src=http://127.0.0.1:9/x onerror=alert(1)>", "</style><style>*{background:url(//127.0.0.1:9)}",
@@ -304,6 +305,7 @@ def test_the_policy_holds_in_the_browser(tab: Browser, three: Path) -> None:
     assert tab.evaluate("window.injected === undefined") is True
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests(tab: Browser, tmp_path: Path) -> None:
     items = []
     for i in range(10_000):

@@ -66,6 +66,7 @@ def test_where_they_have_an_effect() -> None:
     assert named("dynamic_batching { } instance_group { count: 2 }") == []
 
 
+@pytest.mark.slow
 def test_the_check_and_the_log_say_so(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config(extra=BATCH_INPUT))
     (line,) = problems(tmp_path)

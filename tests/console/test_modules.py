@@ -234,6 +234,7 @@ def test_texts_for_shells_and_python_are_quoted(folder: Path) -> None:
     assert scope["value"] == hostile
 
 
+@pytest.mark.slow
 def test_front_ends(folder: Path) -> None:
     """Differences of rows of the same process; nothing of one that has just begun."""
 

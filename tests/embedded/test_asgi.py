@@ -95,6 +95,7 @@ def test_requests_are_answered_like_a_clients() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_no_part_of_the_path() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         assert (await Client(engine, "/some/place/v2/health/live", root_path="/some/place").whole())[0] == 200
@@ -104,6 +105,7 @@ def test_a_prefix_is_no_part_of_the_path() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_body_crosses_as_it_comes_and_one_event_ahead() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         got: list[bytes] = []
@@ -134,6 +136,7 @@ def test_a_body_crosses_as_it_comes_and_one_event_ahead() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_an_answer_waits_for_its_reader() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         sent = 0
@@ -165,6 +168,7 @@ def test_an_answer_waits_for_its_reader() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_streamed_answers_come_part_by_part() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         body = {"inputs": [{"name": "n", "shape": [1], "datatype": "INT64", "data": [5]}]}
@@ -213,6 +217,7 @@ def test_who_leaves_cancels_the_app(how: str) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_send_cancels_the_app() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         ended = asyncio.Event()
@@ -240,6 +245,7 @@ def test_a_program_that_cannot_send_cancels_the_app() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_cancels_its_request() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         clients = [Client(engine, "/v2/models/hold/infer", doubled(i)) for i in range(4)]
@@ -258,6 +264,7 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_stopping_server_answers_what_is_under_way() -> None:
     async def main() -> None:
         async with models.new_server(exit_timeout_secs=60) as server:
@@ -309,6 +316,7 @@ def test_calls_that_a_server_leaves_behind_fail() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_app_that_fails_fails_the_call() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         async def app(scope: Event, receive: Any, send: Any) -> None:
@@ -321,6 +329,7 @@ def test_an_app_that_fails_fails_the_call() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_limits_on_a_client_count_its_calls() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         first = Client(engine, "/v2/models/hold/infer", doubled(1))
@@ -335,6 +344,7 @@ def test_limits_on_a_client_count_its_calls() -> None:
     run(main, max_concurrent_requests_per_address=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [None, True])
 def test_clients_of_a_hosting_program_count_as_being_on_other_machines(allowed: bool | None) -> None:
     """Nobody knows where the program listens, so files in load calls, which run as code, must be allowed to be taken."""

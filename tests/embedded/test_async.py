@@ -48,6 +48,7 @@ async def until_idle(server: neptrio.Server, model: str) -> None:
         pass
 
 
+@pytest.mark.slow
 @both
 def test_every_kind_of_request(run: Run) -> None:
     async def main() -> None:
@@ -76,6 +77,7 @@ def test_every_kind_of_request(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.slow
 @both
 def test_what_a_server_tells_of_itself(run: Run) -> None:
     async def main() -> None:
@@ -158,6 +160,7 @@ def test_a_slow_reader_makes_a_decoupled_model_wait(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_body_ends_the_server_and_is_raised() -> None:
     async def main() -> None:
         with pytest.raises(KeyError, match="mine"):

@@ -124,6 +124,7 @@ def real_files(folder: Path, repository: Path) -> dict[Path, str]:
     return found
 
 
+@pytest.mark.slow
 def test_file_types(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
     expected = real_files(tmp_path, repository)
     with httpclient.InferenceServerClient(server.http) as client:
@@ -157,6 +158,7 @@ def test_the_command_prints_types(server: ServerProcess) -> None:
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "protocol", "expected"),
     [
@@ -203,6 +205,7 @@ def test_the_model_without_a_configuration(server: ServerProcess) -> None:
         np.testing.assert_array_equal(client.infer("mean", [tensor]).as_numpy("MEAN"), [[1.5], [4]])
 
 
+@pytest.mark.slow
 def test_the_program_of_the_in_process_interface(repository: Path) -> None:
     program = [sys.executable, str(EXAMPLES / "in_process.py"), str(repository)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)

@@ -104,6 +104,7 @@ def test_only_the_wanted_outputs_cross(pair: FrontPair) -> None:
     assert [tensor.name for tensor in response.outputs or ()] == ["TEXT"]
 
 
+@pytest.mark.slow
 def test_without_room_requests_wait_in_order(pair: FrontPair) -> None:
     for number in range(40):
         pair.request(from_numpy("IN", LARGE + number), id=str(number))

@@ -192,6 +192,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front_ends", [0, COUNT])
 def test_which_model_is_asked_comes_before_what_the_body_is(tmp_path: Path, front_ends: int) -> None:
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
@@ -218,6 +219,7 @@ def test_which_model_is_asked_comes_before_what_the_body_is(tmp_path: Path, fron
         assert client.receive()[0] == 200
 
 
+@pytest.mark.slow
 def test_the_end_of_one_is_its_own(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate")
     with ServerProcess(tmp_path / "models", f"--frontends={COUNT}") as server:
@@ -247,6 +249,7 @@ def test_the_end_of_one_is_its_own(tmp_path: Path) -> None:
     gate.close()
 
 
+@pytest.mark.slow
 def test_a_shutdown_answers_what_is_under_way(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate")
     server = ServerProcess(tmp_path / "models", f"--frontends={COUNT}")
@@ -278,6 +281,7 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path) -> None:
     gate.close()
 
 
+@pytest.mark.slow
 def test_front_ends_end_with_the_engine(repository: Path) -> None:
     server = ServerProcess(repository, f"--frontends={COUNT}")
     processes = pids(server)
@@ -294,6 +298,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_start_up_text_names_what_they_speak(repository: Path) -> None:
     with ServerProcess(repository, "--frontends=1", "--allow-grpc=false") as server:
         (pid,) = pids(server)

@@ -16,6 +16,7 @@ from tests.support.server import ServerProcess
 REQUESTS = 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2, 5])
 @pytest.mark.parametrize("microseconds", [0, 20, 1000])
 @pytest.mark.parametrize("frontends", [0, 1])

@@ -120,6 +120,7 @@ def test_a_client_that_leaves_takes_nothing_away(pair: FrontPair) -> None:
     assert held(pair) == NOTHING
 
 
+@pytest.mark.slow
 def test_a_body_whose_message_waits_for_room_stays(pair: FrontPair) -> None:
     """Messages with copied tensors fill the area; those that name bodies wait behind them, in order."""
     for number in range(40):

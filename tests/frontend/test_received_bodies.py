@@ -344,6 +344,7 @@ def test_messages_in_another_order_are_decoded_as_ever(server: ServerProcess) ->
             assert call(data, timeout=60).raw_output_contents[0] == (LARGE + 1).tobytes()
 
 
+@pytest.mark.slow
 def test_a_front_end_that_ends_with_half_a_body(tmp_path: Path) -> None:
     """One request is executed and reads what was received, of another half has come."""
     gate = Gate(tmp_path / "models", tmp_path / "gate")

@@ -348,6 +348,7 @@ def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path)
         assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
 def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(tmp_path: Path, headers: str) -> None:
     with traced_server(tmp_path, 0) as made, Client(made.server) as client:
@@ -363,6 +364,7 @@ def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(tmp_path: Pat
         assert times(trace, "SEND_END")[0] > meanwhile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
 def test_a_client_that_leaves_while_its_answer_is_printed(tmp_path: Path, headers: str) -> None:
     with traced_server(tmp_path, 0) as made:

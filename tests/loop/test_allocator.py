@@ -31,6 +31,7 @@ print(json.dumps([freed, allocator.anonymous_resident_bytes()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 @no_memory_figures
 def test_holes_between_what_is_in_use_go_back() -> None:

@@ -141,6 +141,7 @@ def test_each_load_looks_at_young_objects(watched: Watched) -> None:
     assert [generation for generation, _ in watched.collections()[before:]].count(1) >= 20
 
 
+@pytest.mark.slow
 def test_however_many_models_there_are_loads_and_unloads_look_at_young_objects_only(watched: Watched) -> None:
     before = len(watched.collections())
     for i in range(MODELS):
@@ -150,6 +151,7 @@ def test_however_many_models_there_are_loads_and_unloads_look_at_young_objects_o
     assert not watched.full(before)
 
 
+@pytest.mark.slow
 def test_a_models_own_code_is_freed_at_its_unload(watched: Watched) -> None:
     """Though the start had loaded it, and hidden it with all else."""
     freed = watched.repository / "left" / "freed"
@@ -158,6 +160,7 @@ def test_a_models_own_code_is_freed_at_its_unload(watched: Watched) -> None:
     until(freed.exists, "what the model's module held is freed")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc: nobody counts what Python's objects take"
 )

@@ -45,6 +45,7 @@ def problems(repository: Path, *arguments: str) -> list[str]:
     return lines[:-1]
 
 
+@pytest.mark.slow
 def test_a_good_repository_has_no_problems(tmp_path: Path) -> None:
     write_model(tmp_path, "first", identity_config())
     write_model(tmp_path, "second", identity_config())
@@ -62,6 +63,7 @@ def test_a_good_repository_has_no_problems(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_problem_of_a_configuration_is_told(tmp_path: Path) -> None:
     text = """name: "m"
 backend: "identity"
@@ -98,6 +100,7 @@ version_policy { specific { versions: [ 1, 7 ] } }
         assert said in line
 
 
+@pytest.mark.slow
 def test_json_configurations_have_lines_too(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "m", "")
     (folder / "config.pbtxt").unlink()
@@ -112,6 +115,7 @@ def test_json_configurations_have_lines_too(tmp_path: Path) -> None:
     assert "m/config.json:2: not JSON" in problems(tmp_path)[0]
 
 
+@pytest.mark.slow
 def test_folders_versions_and_backends(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.pbtxt").write_text(identity_config())
@@ -136,6 +140,7 @@ def test_folders_versions_and_backends(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_files_of_models(tmp_path: Path) -> None:
     onnx = onnx_models.add_sub()
     write_model(tmp_path, "missing", 'backend: "onnxruntime"')
@@ -194,6 +199,7 @@ def test_files_of_models(tmp_path: Path) -> None:
     assert len(got) == 12, got
 
 
+@pytest.mark.slow
 def test_ensembles(tmp_path: Path) -> None:
     write_model(tmp_path, "first", identity_config())
     write_model(tmp_path, "second", identity_config(datatype="TYPE_FP32"))
@@ -216,6 +222,7 @@ def test_ensembles(tmp_path: Path) -> None:
     assert any("a/config.pbtxt:3" in line and "model 'b' has errors of its own" in line for line in got), got
 
 
+@pytest.mark.slow
 def test_exit_statuses(tmp_path: Path) -> None:
     assert check(str(tmp_path / "none"))[0] == 2
     assert check()[0] == 2
@@ -229,6 +236,7 @@ def test_exit_statuses(tmp_path: Path) -> None:
     assert "appears in two or more repositories" in check(str(tmp_path), str(tmp_path / "other"))[1]
 
 
+@pytest.mark.slow
 def test_links_that_lead_out(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     (tmp_path / "secret").write_text("x")

@@ -189,6 +189,7 @@ def test_an_override_over_the_limit_is_413(server: ServerProcess) -> None:
     still_serves(server)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(configurations({"max_batch_size": 8, "input": CONFIG["input"], "output": CONFIG["output"]}))
 def test_a_load_with_any_configuration_returns(server: ServerProcess, config: dict[str, Any]) -> None:
@@ -251,6 +252,7 @@ def test_a_load_with_any_text_as_configuration_returns(server: ServerProcess, te
     still_serves(server)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(st.data())
 def test_a_load_with_damaged_files_returns(server: ServerProcess, data: st.DataObject) -> None:
@@ -410,6 +412,7 @@ LIMITED = ' parameters {{ key: "INITIALIZE_TIMEOUT_SECONDS" value {{ string_valu
 NEVER = "import threading\nclass TritonPythonModel:\n    def {where}:\n        threading.Event().wait()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("isolated", "where"),
     [  # auto_complete_config of an isolated model may take as long as a start of the interpreter: test_isolated

@@ -236,6 +236,7 @@ def asked(server: EmbeddedServer) -> Iterator[list[bool]]:
     withdrawal.give_back = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_an_unloaded_model_is_freed_by_reference_counts(
     server: EmbeddedServer, name: str, without_collector: None, asked: list[bool]
@@ -258,6 +259,7 @@ def objects() -> Counter[str]:
     return Counter(type(thing).__qualname__ for thing in gc.get_objects() if isinstance(thing, kinds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILING)
 def test_a_model_whose_load_fails_is_freed_by_reference_counts(
     server: EmbeddedServer, name: str, without_collector: None

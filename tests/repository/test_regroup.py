@@ -79,6 +79,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_counts_go_up_and_down_under_load(backends: ServerProcess, name: str) -> None:
     regroup(backends, name, groups(1))
@@ -100,6 +101,7 @@ def test_counts_go_up_and_down_under_load(backends: ServerProcess, name: str) ->
     until(lambda: threads_of(backends) <= threads, lambda: (threads, threads_of(backends)))
 
 
+@pytest.mark.slow
 def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
     log = witness(tmp_path / "repository", "m", "instance_group { count: 2 kind: KIND_CPU }")
     explicit = {"model_control_mode": "explicit", "load_model": ("*",)}
@@ -128,6 +130,7 @@ def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_instances_that_fail_to_start_change_nothing(tmp_path: Path) -> None:
     log = witness(tmp_path / "repository", "m", "instance_group { count: 1 kind: KIND_CPU }")
     with (
@@ -172,6 +175,7 @@ def test_absurd_counts_are_refused(tmp_path: Path, count: int) -> None:
         assert client.get_model_config("m")["instance_group"][0]["count"] == 1
 
 
+@pytest.mark.slow
 def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     log = witness(repository, "m", "version_policy { specific { versions: [ 1, 2 ] } }", versions=(1, 2, 3))
@@ -215,6 +219,7 @@ def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
             assert len([line for line in lines(log) if line.startswith("2 start")]) == 2
 
 
+@pytest.mark.slow
 def test_a_new_version_folder_does_not_disturb_the_others(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     log = witness(repository, "m", "version_policy { all { } }")
@@ -229,6 +234,7 @@ def test_a_new_version_folder_does_not_disturb_the_others(tmp_path: Path) -> Non
         until(lambda: len(lines(log)) == 6, lambda: lines(log))
 
 
+@pytest.mark.slow
 def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     pipe = tmp_path / "pipe"
@@ -262,6 +268,7 @@ def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_requests_of_a_retired_instance_finish_where_they_are(tmp_path: Path) -> None:
     """A decoupled model's sender outlives its batch; finalize() waits for the last response."""
     code = """
@@ -335,6 +342,7 @@ def limited(*counts: int, amount: int = 1) -> list[dict[str, Any]]:
     return groups(*counts, rate_limiter={"resources": resources, "priority": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["", "dynamic_batching { }"], ids=["default", "dynamic"])
 def test_the_rate_limiter_follows(tmp_path: Path, batching: str) -> None:
     write_model(tmp_path, "m", identity_config(pairs=1, extra=LIMITED + batching))

@@ -53,6 +53,7 @@ def test_a_model_with_versions_is_served_under_the_given_name(tmp_path: Path) ->
         assert "trained" not in server.log()
 
 
+@pytest.mark.slow
 def test_the_files_alone_are_a_model(tmp_path: Path) -> None:
     python, onnx = tmp_path / "python", tmp_path / "onnx"
     python.mkdir()

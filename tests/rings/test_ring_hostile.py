@@ -97,6 +97,7 @@ def scribble(pair: Pair, chance: random.Random) -> None:
             pair.shared.write(offset + length - 64, chance.randbytes(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_scribbling_over_the_rings(part: int) -> None:
     """10,000 rounds in all, in processes of their own: both ends are in one, and stay as long as it does."""

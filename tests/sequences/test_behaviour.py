@@ -353,6 +353,7 @@ sequence_batching { max_sequence_idle_microseconds: 1000000 direct { }
 """
 
 
+@pytest.mark.slow
 def test_python_models_hear_of_the_end_and_hold_implicit_state(tmp_path: Path) -> None:
     write_model(tmp_path, "py", PYTHON_CONFIG, {"1/model.py": PYTHON_MODEL})
     with ServerProcess(tmp_path) as server, Caller(server, "grpc") as call:

@@ -82,6 +82,7 @@ def told(notes: Path) -> list[str]:
     return notes.read_text().splitlines() if notes.exists() else []
 
 
+@pytest.mark.slow
 @in_both_places
 @in_both_kinds
 def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> None:
@@ -129,6 +130,7 @@ def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> No
         heard("finalized")
 
 
+@pytest.mark.slow
 @in_both_places
 @in_both_kinds
 def test_every_end_at_an_unload_is_told_before_finalize(tmp_path: Path, kind: str, isolated: bool) -> None:
@@ -192,6 +194,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @in_both_places
 @in_both_kinds
 def test_an_unload_waits_for_executions_that_have_answered(tmp_path: Path, kind: str, isolated: bool) -> None:
@@ -254,6 +257,7 @@ sequence_batching { max_sequence_idle_microseconds: 200000 iterative_sequence: t
 """
 
 
+@pytest.mark.slow
 @in_both_places
 def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) -> None:
     """The model counts its own rounds by START, is rescheduled, and is forgotten when it idles too long."""
@@ -340,6 +344,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize("same_buffer", [False, True])
 @pytest.mark.parametrize("from_file", [False, True])
@@ -478,6 +483,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @in_both_places
 def test_a_request_that_is_answered_is_not_executed_again(tmp_path: Path, isolated: bool) -> None:
     """One that got a response and is to be executed again fails; one whose final response was sent is done."""

@@ -103,6 +103,7 @@ def test_check_needs_repository_control(repository: Path) -> None:
         assert "--trace-dir" in refused(reply, 501)
 
 
+@pytest.mark.slow
 def test_files_in_load_calls_are_taken_on_loopback_alone(repository: Path) -> None:
     explicit = ("--model-control-mode=explicit", "--load-model=simple")
     with ServerProcess(repository, *explicit) as server:

@@ -367,6 +367,7 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
     storm(server, model)
 
 
+@pytest.mark.slow
 def test_instances_that_take_turns(tmp_path: Path) -> None:
     limits = """instance_group { count: 2 rate_limiter { resources [ { name: "R" count: 1 } ] } }"""
     batching = "dynamic_batching { preserve_ordering: true }"

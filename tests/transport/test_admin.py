@@ -532,6 +532,7 @@ def listens(place: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+@pytest.mark.slow
 def test_admin_connections_are_drained(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
     kind = f"unix:{tmp_path}/admin" if server.admin.startswith("unix") else "127.0.0.1:0"
     patient = ("--exit-grace-secs=100", "--exit-timeout-secs=600")

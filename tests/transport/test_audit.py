@@ -38,6 +38,7 @@ def plain(path: Path) -> list[tuple[Any, ...]]:
     return [(r["event"], r["outcome"], r["token"], r.get("model"), r.get("target")) for r in rows(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lean", "hypercorn", "http2"])
 def test_what_was_changed_and_refused_over_rest(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path / "models", "simple", identity_config())

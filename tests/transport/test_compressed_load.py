@@ -38,6 +38,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+@pytest.mark.slow
 def test_control_verbs_do_not_wait_for_bodies(repository: Path) -> None:
     """Sixty-four bodies of empty members: the index, which wants a thread, comes before most answers."""
     body = EMPTY * (512 * 1024 // len(EMPTY)) + gzip.compress(GOOD)
@@ -79,6 +80,7 @@ def binary_bomb(mib: int) -> tuple[bytes, bytes]:
     return gzip.compress(head + bytes(mib * MIB), 9), b"Inference-Header-Content-Length: %d" % len(head)
 
 
+@pytest.mark.slow
 @no_memory_figures
 def test_pipelined_bombs_share_one_budget(tmp_path: Path) -> None:
     """Twenty-four of 60 MiB each in 60 KiB: their contents would be 1.4 GiB."""
@@ -160,6 +162,7 @@ def test_a_client_that_leaves_ends_the_work(repository: Path, endless: Any, kind
         server.until_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http1", "http2", "unary", "stream"])
 def test_the_end_of_the_server_ends_the_work(repository: Path, endless: Any, kind: str) -> None:
     """With an answer that says so, and long before the exit timeout."""
@@ -182,6 +185,7 @@ def test_the_end_of_the_server_ends_the_work(repository: Path, endless: Any, kin
         client.close()
 
 
+@pytest.mark.slow
 def test_bodies_of_empty_members_over_both_fronts(repository: Path) -> None:
     """On the loop as far as they are small, else by the workers: the content is the same."""
     with ServerProcess(repository) as server:
@@ -194,6 +198,7 @@ def test_bodies_of_empty_members_over_both_fronts(repository: Path) -> None:
                 assert client2.request("POST", INFER, body, headers).status == 200
 
 
+@pytest.mark.slow
 def test_a_small_body_that_inflates_to_much_leaves_the_loop(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

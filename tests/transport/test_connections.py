@@ -67,6 +67,7 @@ def probes_are_answered(server: ServerProcess) -> None:
 # ---------------------------------------------------------------- descriptors
 
 
+@pytest.mark.slow
 def test_hundreds_of_idle_connections(repository: Path) -> None:
     """With 128 descriptors; the machine's gauges go on, and in the end there is room again."""
     with ServerProcess(repository, "--metrics-interval-ms=20", limits="ulimit -n 128") as server:
@@ -87,6 +88,7 @@ def infer(server: ServerProcess) -> int:
         return client.request("POST", INFER, GOOD).status
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised(repository: Path) -> None:
     with ServerProcess(repository, limits="ulimit -S -n 64") as server:
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
@@ -112,6 +114,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_a_flood_while_the_server_starts(tmp_path: Path) -> None:
     """Hundreds of connections to every port before the fronts are up."""
     entered = tmp_path / "entered"
@@ -142,6 +145,7 @@ def test_a_flood_while_the_server_starts(tmp_path: Path) -> None:
             probes_are_answered(server)
 
 
+@pytest.mark.slow
 @without_front_ends  # connections take descriptors of front ends: see the next test
 def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
     """Somebody else in the process took them all: connections are closed, samples fail, then all is well."""
@@ -163,6 +167,7 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         until(lambda: value(scrape(server), "nv_cpu_utilization") != first, "samples are taken again")
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left_in_a_front_end(repository: Path) -> None:
     with ServerProcess(repository, "--frontends=1") as server, ExitStack() as stack:
         pid = int(value(scrape(server), "neptrio_front_end_process_id", front_end="0"))
@@ -286,6 +291,7 @@ def test_there_is_room_when_a_connection_ends(full: Full) -> None:
     until(lambda: infer(full.server) == 200, "a place is free")
 
 
+@pytest.mark.slow
 def test_an_idle_connection_makes_room_while_others_wait(full: Full) -> None:
     """Within seconds, though its time would be ten minutes; one that works stays."""
     full.gate.go("k")
@@ -308,6 +314,7 @@ def answered(client: Http1) -> bool:
         client.sock.settimeout(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", ["http", "grpc"])
 def test_silent_connections_cannot_hold_the_last_places(full: Full, front: str) -> None:
     """Forty of them: each takes the place of the one before, and goes after seconds by itself."""

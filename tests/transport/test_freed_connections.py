@@ -196,6 +196,7 @@ def check_freed(server: EmbeddedServer, certificates: Certificates, connect: Con
     until(lambda: not alive(server) - before, lambda: alive(server) - before, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "connect",
     [connect_http1, connect_http2, leave_in_the_middle, reset_in_the_middle, reset_http2, send_no_http],
@@ -206,6 +207,7 @@ def test_rest(tmp_path: Path, connect: Connect, lean: bool) -> None:
         check_freed(server, Certificates(tmp_path), connect)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connect", [connect_grpc, reset_grpc])
 @pytest.mark.parametrize("session", ["h2", "nghttp2"])
 def test_grpc(tmp_path: Path, session: str, connect: Connect) -> None:
@@ -215,6 +217,7 @@ def test_grpc(tmp_path: Path, session: str, connect: Connect) -> None:
         check_freed(server, Certificates(tmp_path), connect)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connect", [connect_https, connect_grpcs, leave_the_handshake, reset_https])
 def test_tls(tmp_path: Path, connect: Connect) -> None:
     certificates = Certificates(tmp_path)
@@ -230,6 +233,7 @@ def test_tls(tmp_path: Path, connect: Connect) -> None:
         check_freed(server, certificates, connect)
 
 
+@pytest.mark.slow
 def test_one_that_was_idle_for_too_long(tmp_path: Path) -> None:
     """Whoever ends it keeps nothing of it."""
     with serving(tmp_path, http_keep_alive_timeout_secs=0.2) as server:

@@ -157,6 +157,7 @@ def fill(gate: Gate, ask: Callable[[], Future[Outcome]], pending: Callable[[], i
     gate.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROADS)
 def test_requests_behind_a_model_that_sleeps(gate: Gate, tmp_path: Path, name: str) -> None:
     road = Road(name, tmp_path / "models", tmp_path, f"--max-held-bytes={LIMIT}")
@@ -211,6 +212,7 @@ def wish(size: int) -> tuple[bytes, Any]:
     return json.dumps({"inputs": [asked], "outputs": [output]}).encode(), message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [road for road in ROADS if "http" in road])
 def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
     """They fill the budget, which is said to others, until their clients are given up."""
@@ -240,6 +242,7 @@ def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
         road.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [road for road in ROADS if "stream" in road])
 def test_answers_of_calls_that_nobody_reads(tmp_path: Path, name: str) -> None:
     write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})

@@ -223,6 +223,7 @@ def test_what_nobody_uses_is_told_in_few_words(fifty: Path) -> None:
     assert [bounds[0], bounds[-2], bounds[-1]] == [str(2**14 / 1e9), str(2**34 / 1e9), "+Inf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("detail", "own"), [("triton", False), ("full", True)])
 def test_how_much_is_told_can_be_chosen(fifty: Path, detail: str, own: bool) -> None:
     used, idle = "a_model_with_a_name_00", "a_model_with_a_name_01"

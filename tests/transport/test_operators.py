@@ -69,6 +69,7 @@ LIMITS: dict[str, Begin] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flag", LIMITS)
 def test_operators_get_in_with_a_token(gate: tuple[Path, Gate], kind: str, flag: str) -> None:
@@ -123,6 +124,7 @@ def test_operators_get_in_with_a_token(gate: tuple[Path, Gate], kind: str, flag:
                 door.go()
 
 
+@pytest.mark.slow
 @without_front_ends  # each has its part of the bytes, and connections are not dealt out evenly
 def test_operators_get_in_while_bytes_are_held(gate: tuple[Path, Gate]) -> None:
     """gRPC refuses new calls while requests and answers hold more than they may."""

@@ -156,6 +156,7 @@ def test_more_requests_at_once_than_an_address_may_have(gate: tuple[Path, Gate],
             triton.close()
 
 
+@pytest.mark.slow
 @without_front_ends
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])

@@ -158,6 +158,7 @@ def stop_under(
     assert server.ended() == 0
 
 
+@pytest.mark.slow
 def test_nobody_is_left_without_an_answer_under_load(front: Front) -> None:
     """Sixteen clients that never pause: every request is answered, until an answer says close."""
     answered = [0] * CLIENTS
@@ -290,6 +291,7 @@ def test_http2_ends_when_the_client_has_heard_of_it(raw: tuple[ServerProcess, Ra
     assert server.ended() == 0
 
 
+@pytest.mark.slow
 def test_http2_clients_that_never_pause(lean: Front) -> None:
     """REST and gRPC: what was sent before the GOAWAY was read is answered, and the end is no reset."""
     problems: list[str] = []
@@ -323,6 +325,7 @@ def test_http2_clients_that_never_pause(lean: Front) -> None:
         assert problems == []
 
 
+@pytest.mark.slow
 def test_a_silent_grpc_connection_does_not_hold_up_the_end(lean: Front) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(lean.start("--exit-timeout-secs=600"))

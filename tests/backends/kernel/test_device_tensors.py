@@ -84,6 +84,7 @@ def step(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
 def test_state_stays_on_the_device(tmp_path: Path, strategy: str) -> None:
     write_model(tmp_path, "sum", sum_config(strategy), {"1/model.cu": SUM})
@@ -170,6 +171,7 @@ extern "C" __global__ void show(const int* after, int* y, int n)
 """
 
 
+@pytest.mark.slow
 def test_small_states_do_not_keep_a_plan_from_becoming_a_graph(tmp_path: Path) -> None:
     launches = "sum<<<1, 64>>>(X, BEFORE, AFTER, X.size); show<<<1, 64>>>(AFTER, Y, X.size)"
     config = (
@@ -239,6 +241,7 @@ def models(repository: Path) -> None:
     write_model(repository, "python", f'backend: "python" {IO}', {"1/model.py": PYTHON})
 
 
+@pytest.mark.slow
 def test_tensors_stay_on_the_device_between_two_steps(tmp_path: Path) -> None:
     models(tmp_path)
     three = ("a", "X", "t"), ("b", "t", "u"), ("a", "u", "Y")
@@ -265,6 +268,7 @@ def test_tensors_stay_on_the_device_between_two_steps(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("no_peers", [0, 1])
 def test_tensors_of_another_gpu_are_copied_by_the_driver(tmp_path: Path, no_peers: int) -> None:
     """The other GPU is given access to the pool once; where it cannot have that, the driver copies over the host."""
@@ -279,6 +283,7 @@ def test_tensors_of_another_gpu_are_copied_by_the_driver(tmp_path: Path, no_peer
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_cached_step_is_not_kept_on_the_device(tmp_path: Path) -> None:
     models(tmp_path)
     path = tmp_path / "a" / "config.pbtxt"
@@ -417,6 +422,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["identity", "python"])
 def test_the_loop_does_not_wait_for_a_copy_out_of_a_region(tmp_path: Path, model: str) -> None:
     """The device's thread waits for it: others are answered, and what comes for the same instance waits behind it."""
@@ -571,6 +577,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_python_models_take_device_memory_through_dlpack(tmp_path: Path) -> None:
     models(tmp_path)
     flag = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
@@ -598,6 +605,7 @@ def test_python_models_take_device_memory_through_dlpack(tmp_path: Path) -> None
 # ---------------------------------------------------------------- traces
 
 
+@pytest.mark.slow
 def test_traces_have_the_values_of_device_tensors(tmp_path: Path) -> None:
     models(tmp_path / "models")
     write_model(tmp_path / "models", "two", ensemble(("a", "X", "t"), ("b", "t", "Y")))
@@ -618,6 +626,7 @@ def test_traces_have_the_values_of_device_tensors(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_the_statistics_endpoint_counts_both_steps(tmp_path: Path) -> None:
     models(tmp_path)
     write_model(tmp_path, "two", ensemble(("a", "X", "t"), ("b", "t", "Y")))

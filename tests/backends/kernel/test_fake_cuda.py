@@ -187,6 +187,7 @@ print(read(y))
         assert done.stdout == f"{value}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_gil_and_the_first_thread_are_watched() -> None:
     code = """
 import sys, threading
@@ -286,6 +287,7 @@ print(time.monotonic() - start >= 0.1, d.cuMemHostAlloc(4, 0)[0].value)
         assert run(gpu, code).stdout == "True 2\n"
 
 
+@pytest.mark.slow
 def test_kernels_have_registers(tmp_path: Path) -> None:
     """128 for each thread: 512 threads have them, one warp more does not start, and the driver says so before."""
     (tmp_path / "model.cu").write_text('extern "C" __global__ void idle() { }')

@@ -218,6 +218,7 @@ def infer(client: httpclient.InferenceServerClient, model: str, values: np.ndarr
     return client.infer(model, [tensor]).as_numpy("Y")
 
 
+@pytest.mark.slow
 def test_faults_fail_their_requests_and_nothing_else(tmp_path: Path) -> None:
     bodies = {
         "deadlock": "if (threadIdx.x < 32) __syncthreads(); else __syncwarp(1u);\ny[threadIdx.x] = 1;\n}\n",

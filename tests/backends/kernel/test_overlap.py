@@ -110,6 +110,7 @@ def test_while_nothing_else_is_under_way_one_stream_does_everything_and_then_one
         assert calls == ["graph", "record", "ended"], "copies and kernels are in the graph"
 
 
+@pytest.mark.slow
 def test_a_recording_that_others_end_costs_no_request(tmp_path: Path) -> None:
     """The driver ends it when a library in the process waits for the whole device. It is tried again."""
     write_model(tmp_path, "add", add_config(GROUP), {"1/model.cu": ADD})
@@ -137,6 +138,7 @@ def test_a_recording_that_others_end_costs_no_request(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_recording_is_given_up_when_it_never_succeeds(repository: Path) -> None:
     with FakeGpu() as gpu:
         with ServerProcess(repository, env=gpu.env) as server:
@@ -149,6 +151,7 @@ def test_recording_is_given_up_when_it_never_succeeds(repository: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_other_shapes_have_graphs_of_their_own(repository: Path) -> None:
     with FakeGpu(journal=1) as gpu, ServerProcess(repository, env=gpu.env) as server:
         for length in (1, 2, 1, 2):
@@ -157,6 +160,7 @@ def test_other_shapes_have_graphs_of_their_own(repository: Path) -> None:
         assert gpu["graph_launches"] == 2 * (2 + 8)
 
 
+@pytest.mark.slow
 def test_connections_are_set_before_the_driver_starts(repository: Path) -> None:
     for given, read in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, "4")):
         with FakeGpu(journal=1) as gpu:
@@ -169,6 +173,7 @@ def test_connections_are_set_before_the_driver_starts(repository: Path) -> None:
 # ---------------------------------------------------------------- errors with others under way
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_leaves_the_batches_before_and_after_it_alone(repository: Path) -> None:
     with FakeGpu(fail_launch_with=701, hold=1) as gpu:
         with ServerProcess(repository, env=gpu.env) as server, ThreadPoolExecutor(3) as pool:
@@ -189,6 +194,7 @@ def test_a_launch_that_fails_leaves_the_batches_before_and_after_it_alone(reposi
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_an_error_of_one_batch_that_ends_the_context_fails_those_under_way(repository: Path) -> None:
     with FakeGpu(fault_kernel_with=700, hold=1) as gpu:
         with ServerProcess(repository, env=gpu.env) as server, ThreadPoolExecutor(3) as pool:
@@ -219,6 +225,7 @@ runner.close()
 """
 
 
+@pytest.mark.slow
 def test_a_batch_that_has_ended_is_not_delayed_by_staging_the_next_one() -> None:
     """With work that runs while it is asked for, the small batch ends while the large one's inputs are gathered."""
     with FakeGpu(journal=1, main_thread=1) as gpu:
@@ -231,6 +238,7 @@ def test_a_batch_that_has_ended_is_not_delayed_by_staging_the_next_one() -> None
         assert copies[1] < places(journal, "ended")[0] < copies[-1]
 
 
+@pytest.mark.slow
 def test_outputs_that_could_not_be_pinned_do_not_keep_the_next_batch_from_being_launched(
     repository: Path,
 ) -> None:
@@ -249,6 +257,7 @@ def test_outputs_that_could_not_be_pinned_do_not_keep_the_next_batch_from_being_
         assert [int(line[2]) for line in late] == [400_128]
 
 
+@pytest.mark.slow
 @without_front_ends
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_large_bodies_are_received_into_pinned_memory(repository: Path, protocol: str) -> None:
@@ -271,6 +280,7 @@ def test_large_bodies_are_received_into_pinned_memory(repository: Path, protocol
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_bodies_take_at_most_half_of_the_pinned_memory(repository: Path) -> None:
     """What does not fit there is received as usual, and gathered by the host."""
     array = np.arange(1 << 20, dtype=np.int32).reshape(1, -1)

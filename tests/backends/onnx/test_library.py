@@ -268,6 +268,7 @@ def test_executions_leave_nothing(tmp_path: Path) -> None:
     backend.finalize()
 
 
+@pytest.mark.slow
 def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """10,000 statuses that are not released would hold 5 MB. What is in use varies by half of one."""
     caplog.set_level(logging.CRITICAL, logger="neptrio")  # pytest would keep every message
@@ -320,6 +321,7 @@ def held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+@pytest.mark.slow
 def test_sessions_that_come_and_go(tmp_path: Path) -> None:
     """200 loads and unloads leave no descriptor and no thread, and little memory."""
     config = 'max_batch_size: 8 parameters { key: "intra_op_thread_count" value { string_value: "3" } }'
@@ -432,6 +434,7 @@ def test_two_packages_of_onnx_runtime_are_named(
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
+@pytest.mark.slow
 def test_without_onnx_runtime_a_load_says_what_to_install(tmp_path: Path) -> None:
     """An installation without the extra serves its other models."""
     (tmp_path / "hidden").mkdir()

@@ -199,6 +199,7 @@ def test_load_and_unload_from_a_model(server: ServerProcess) -> None:
     assert infer(server, "control").as_numpy("OUT").tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_cancelled_request_cancels_its_calls(tmp_path: Path) -> None:
     outer = """
 class TritonPythonModel:
@@ -249,6 +250,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_a_call_costs_the_calling_process_few_frames(tmp_path: Path) -> None:
     """It took 28 with a condition, a table's entry and a handle of its own."""
     python_model(tmp_path, "double", DOUBLE)

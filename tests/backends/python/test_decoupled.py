@@ -443,6 +443,7 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
         wait_for_idle(server, name)
 
 
+@pytest.mark.slow
 @no_memory_figures
 def test_so_does_one_that_takes_compressed_answers(repository: Path) -> None:
     """They wait for the compression before they wait for the client."""

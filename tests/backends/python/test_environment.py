@@ -78,6 +78,7 @@ def prefix(server: ServerProcess, model: str) -> Path:
     return Path(found[0].decode())
 
 
+@pytest.mark.slow
 def test_models_run_in_an_archived_environment(tmp_path: Path, archive: Path) -> None:
     repository, cache = tmp_path / "models", tmp_path / "cache"
     models(repository, archive)
@@ -266,6 +267,7 @@ def conda_packed(archive: Path, folder: Path, refuses: bool = False) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_conda_unpack_is_run_once_with_the_interpreter_of_the_archive(tmp_path: Path, archive: Path) -> None:
     packed, repository = conda_packed(archive, tmp_path), tmp_path / "models"
     parameter = f' parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{packed}" }} }}'
@@ -315,6 +317,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_a_hung_execute_is_bounded_there_too(tmp_path: Path) -> None:
     """The process, which has no rings, is killed; its request fails with the reason and a new one serves."""
     parameters = "".join(

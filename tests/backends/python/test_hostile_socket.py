@@ -129,6 +129,7 @@ def infer(client: httpclient.InferenceServerClient, model: str, **parameters: st
     return float(client.infer(model, [tensor], parameters=parameters).as_numpy("OUT")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", CASES)
 def test_it_is_killed_and_nothing_else_happens(server: ServerProcess, how: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:

@@ -175,6 +175,7 @@ def test_death_fails_the_request_with_the_cause_and_the_model_restarts(
     assert call(killer, "killer", ONE, how="pid")[0] != first
 
 
+@pytest.mark.slow
 def test_a_killed_process_makes_the_model_not_ready_with_its_reason(tmp_path: Path) -> None:
     """initialize() fails after the first time, so the model stays down: its state can be looked at."""
     code = """
@@ -209,6 +210,7 @@ class TritonPythonModel:
         assert call(server, "once", ONE + 1)[0] == 1
 
 
+@pytest.mark.slow
 def test_what_it_had_begun_fails_when_the_process_dies(killer: ServerProcess) -> None:
     results: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(killer.grpc) as client:
@@ -228,6 +230,7 @@ def test_what_it_had_begun_fails_when_the_process_dies(killer: ServerProcess) ->
     assert call(killer, "killer", ONE, how="pid")[0] > 0
 
 
+@pytest.mark.slow
 def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
     code = "import threading\n\nclass TritonPythonModel:\n    def initialize(self, args):\n        threading.Event().wait()\n\n    def execute(self, requests):\n        pass\n"
     limit = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "1.5" } }'
@@ -254,6 +257,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_auto_complete_config_has_the_same_time_limit(tmp_path: Path) -> None:
     limit = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "1.5" } }'
     isolated(tmp_path, "stuck", NEVER_COMPLETES, config() + limit)
@@ -268,6 +272,7 @@ def test_auto_complete_config_has_the_same_time_limit(tmp_path: Path) -> None:
         assert not children(server.process.pid)
 
 
+@pytest.mark.slow
 def test_shutdown_does_not_wait_for_auto_complete_config(tmp_path: Path) -> None:
     isolated(tmp_path, "stuck", NEVER_COMPLETES, config())  # its limit is 300 s
     with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
@@ -287,6 +292,7 @@ def load_in_vain(client: httpclient.InferenceServerClient) -> None:
         client.load_model("stuck")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "text", "reason"),
     [
@@ -310,6 +316,7 @@ def test_a_model_that_does_not_load_says_why(tmp_path: Path, code: str, text: st
         assert not children(server.process.pid)
 
 
+@pytest.mark.slow
 def test_execution_environment(tmp_path: Path) -> None:
     """A virtual environment with a package of its own, inside the model's folder."""
     folder = tmp_path / "elsewhere"
@@ -335,6 +342,7 @@ def test_an_environment_that_is_none_is_refused(tmp_path: Path) -> None:
         assert "EXECUTION_ENV_PATH '/nowhere/env.tar.gz' does not exist" in row["reason"]
 
 
+@pytest.mark.slow
 def test_custom_metrics_logs_and_kept_arrays(tmp_path: Path) -> None:
     isolated(tmp_path, "metric", METRIC)
     isolated(tmp_path, "keeper", KEEPER)
@@ -348,6 +356,7 @@ def test_custom_metrics_logs_and_kept_arrays(tmp_path: Path) -> None:
             assert call(server, "keeper", np.full(300000, i + 1, np.float32))[0] == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_unload(tmp_path: Path) -> None:
     isolated(tmp_path, "reuse", execute.REUSE)
     isolated(tmp_path, "repeat", decoupled.REPEAT, config(extra=decoupled.DECOUPLED))
@@ -398,6 +407,7 @@ def chain(*models: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_collector_finds_the_calls_of_an_isolated_model(tmp_path: Path) -> None:
     """Small tensors lie in received messages, and requests in cycles: a collection, as the server's end
     makes one, must not pull the memory from under them."""

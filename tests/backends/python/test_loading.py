@@ -238,6 +238,7 @@ def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
         assert "unable to find backend library for backend '../scale'" in row["reason"]
 
 
+@pytest.mark.slow
 def test_is_ready_is_asked(tmp_path: Path) -> None:
     python_model(tmp_path, "moody", READY)
     flag = tmp_path / "moody/flag"
@@ -274,6 +275,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_is_ready_has_a_limit(tmp_path: Path, isolation: str) -> None:
     """A model that hangs in is_ready() is not ready, serves, and takes no thread per question."""
@@ -337,6 +339,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_only_true_is_ready(tmp_path: Path, isolation: str) -> None:
     answers = {"yes": "True", "no": "False", "one": "1", "text": "'ready'", "nothing": "None"}
@@ -452,6 +455,7 @@ WRONG = {
 NO_CONFIG = "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object, got "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_wrong_completions_name_property_tensor_and_model(tmp_path: Path, isolation: str) -> None:
     cases = [(call, "config", f"ValueError: {reason}") for call, reason in WRONG.items()]
@@ -524,6 +528,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("where", ["auto_complete_config", "initialize"])
 def test_two_models_load_side_by_side(tmp_path: Path, isolation: str, where: str) -> None:

@@ -156,11 +156,13 @@ def test_strings(server: ServerProcess) -> None:
     assert call(server, "identity_string", texts).tolist() == texts.tolist()
 
 
+@pytest.mark.slow
 def test_messages_beyond_the_area_take_segments_of_their_own(server: ServerProcess) -> None:
     large = np.arange(20 << 20, dtype=np.float32)  # 80 MiB
     assert (call(server, "in_place", large) == 2 * large).all()
 
 
+@pytest.mark.slow
 def test_many_requests(server: ServerProcess) -> None:
     """More than the rings have entries."""
     for i in range(1500):

@@ -191,6 +191,7 @@ def test_a_process_that_misuses_its_bell(server: ServerProcess) -> None:
         assert echo(server, "neighbour", i) == i == echo(server, "many", i)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(server: ServerProcess) -> None:
     """Every request is answered, rightly or with the cause; the neighbour answers rightly."""
     chance = random.Random(1)
@@ -236,6 +237,7 @@ def test_killed_at_any_moment(server: ServerProcess) -> None:
     assert echo(server, "many", 3) == 3
 
 
+@pytest.mark.slow
 def test_a_hung_execute_is_bounded(server: ServerProcess) -> None:
     assert echo(server, "slow", 2) == 2
     with pytest.raises(InferenceServerException, match=r"did not return within 1\.5 s") as info:
@@ -281,6 +283,7 @@ def test_what_a_process_is_given(server: ServerProcess) -> None:
     assert kinds.count("socket") == 1 and not [name for name in found["files"] if "eventpoll" in name]
 
 
+@pytest.mark.slow
 @no_memory_figures
 @pytest.mark.skipif(
     memory_group.parent() is not None, reason="a control group limits it: test_memory_group.py"
@@ -297,6 +300,7 @@ def test_messages_that_are_larger_than_the_shared_memory(server: ServerProcess) 
     assert found.shape == (70 << 20,) and (found == 7).all()
 
 
+@pytest.mark.slow
 def test_a_template_that_is_killed_is_started_again(tmp_path: Path) -> None:
     python_model(tmp_path, "one", MANY, TEXT)
     python_model(tmp_path, "two", MANY, TEXT)
@@ -315,6 +319,7 @@ def test_a_template_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert look(server, "two")["parent"] == server.process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -362,6 +367,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @no_memory_figures
 def test_instances_share_what_was_preloaded(tmp_path: Path) -> None:
     """Four instances of a model with 200 MB need 200 MB."""
@@ -397,6 +403,7 @@ def named(server: ServerProcess, text: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_preload_that_fails_says_why(tmp_path: Path) -> None:
     python_model(tmp_path, "fails", PRELOAD, TEXT)
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:

@@ -269,6 +269,7 @@ def failing(repository: Path) -> dict[str, str]:
     return reasons
 
 
+@pytest.mark.slow
 def test_a_failed_load_tells_the_models_own_words(tmp_path: Path) -> None:
     reasons = failing(tmp_path)
     with (
@@ -287,6 +288,7 @@ def test_a_failed_load_tells_the_models_own_words(tmp_path: Path) -> None:
         assert rows == reasons
 
 
+@pytest.mark.slow
 def test_and_so_does_the_log(tmp_path: Path) -> None:
     reasons = failing(tmp_path)
     with ServerProcess(tmp_path, "--exit-on-error=false", "--strict-readiness=false") as server:

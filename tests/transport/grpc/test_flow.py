@@ -72,6 +72,7 @@ def test_the_servers_windows(server: EmbeddedServer) -> None:
             assert response(*client.finish(stream_id).messages).raw_output_contents[0] == tensor.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_64_mib_both_ways(server: EmbeddedServer, stream: bool) -> None:
     tensor = np.frombuffer(np.random.default_rng(1).bytes(64 << 20), np.uint8)

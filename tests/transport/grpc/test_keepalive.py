@@ -45,6 +45,7 @@ def test_pings_of_a_busy_client_are_welcome(raw: RawClient) -> None:
     assert raw.goaway is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", SESSIONS)
 def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: str) -> None:
     with EmbeddedServer(
@@ -72,6 +73,7 @@ def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: 
             assert not client.closed and client.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", SESSIONS)
 def test_connection_age(grpc_repository: Path, gate: Gate, session: str) -> None:
     def grow_old(server: EmbeddedServer) -> None:
@@ -108,6 +110,7 @@ def test_connection_age(grpc_repository: Path, gate: Gate, session: str) -> None
 # ---------------------------------------------------------------- drain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", SESSIONS)
 def test_sigterm_answers_what_is_in_flight(grpc_repository: Path, session: str) -> None:
     """Unary, stream with open requests, idle stream, Watch, idle connection: each its right end."""
@@ -142,6 +145,7 @@ def test_sigterm_answers_what_is_in_flight(grpc_repository: Path, session: str) 
     assert statuses == [0]
 
 
+@pytest.mark.slow
 def test_calls_that_cross_the_goaway_are_answered(grpc_repository: Path, gate: Gate) -> None:
     for session in SESSIONS:
         with EmbeddedServer(grpc_repository, session) as server:

@@ -140,6 +140,7 @@ def test_a_client_that_leaves_ends_the_work(
     server.until(lambda: kept(server) == 0, "the bytes are given back")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_deadline_holds_while_it_is_decoded(
     server: EmbeddedServer, stub: Any, gate: WorkersGate, streamed: bool
@@ -154,6 +155,7 @@ def test_the_deadline_holds_while_it_is_decoded(
     assert accepted(server) == 0
 
 
+@pytest.mark.slow
 def test_the_exit_timeout_holds(tmp_path: Path, gate: WorkersGate) -> None:
     with embedded(tmp_path, exit_timeout_secs=1.0) as server, grpc.insecure_channel(server.grpc) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(typed(N))
@@ -201,6 +203,7 @@ def texts(response: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"grpc_infer_response_compression_level": "low"}])
 def test_a_worker_classifies(tmp_path: Path, gate: WorkersGate, settings: dict[str, Any]) -> None:
     with embedded(tmp_path, **settings) as server, grpc.insecure_channel(server.grpc) as channel:

@@ -169,6 +169,7 @@ def test_compressed_messages_of_all_sizes_keep_their_order(raw: RawClient) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_not_read_stops_being_read(server: EmbeddedServer) -> None:
     """4 MB requests and nobody reads the answers: the server withholds credit, then goes on."""
     tensor = np.arange(3_900_000, dtype=np.uint8)

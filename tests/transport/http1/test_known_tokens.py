@@ -108,6 +108,7 @@ def test_other_headers_that_matter_are_the_parsers(server: EmbeddedServer, tmp_p
     assert both(server, sent("one"), policy=policy(tmp_path, FILE, flag))[1] == 0
 
 
+@pytest.mark.slow
 def test_what_is_remembered_ends_with_the_file(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "simple", identity_config())
     file = tmp_path / "auth.toml"

@@ -34,6 +34,7 @@ def serves(server: ServerProcess) -> None:
     )  # what was cancelled while it executed leaves when its execution ends
 
 
+@pytest.mark.slow
 def test_many_streams_at_once(lean_server: ServerProcess) -> None:
     with Http2(lean_server.http) as client:
         streams = [client.start("POST", INFER, GOOD) for _ in range(200)]
@@ -162,6 +163,7 @@ def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
     serves(lean_server)
 
 
+@pytest.mark.slow
 def test_a_preface_without_a_request_is_timed_out(impatient_server: ServerProcess) -> None:
     with Http1(impatient_server.http) as client:
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
@@ -169,6 +171,7 @@ def test_a_preface_without_a_request_is_timed_out(impatient_server: ServerProces
     serves(impatient_server)
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_timed_out(impatient_server: ServerProcess) -> None:
     with Http2(impatient_server.http) as client:
         stream = client.connection.get_next_available_stream_id()

@@ -148,6 +148,7 @@ def test_a_client_that_leaves_ends_the_work(server: EmbeddedServer, gate: Worker
     assert server.ask(model.counters.accounts)["accepted"] == 0
 
 
+@pytest.mark.slow
 def test_the_exit_timeout_holds(tmp_path: Path, gate: WorkersGate) -> None:
     """A request that is never decoded holds up the end no longer than any other."""
     write_model(tmp_path, "m", CONFIG)
@@ -210,6 +211,7 @@ def test_nobody_prints_for_a_client_that_left(server: EmbeddedServer, gate: Work
     server.until(lambda: gate.left == 1, "the work is given up")
 
 
+@pytest.mark.slow
 def test_a_worker_walks_over_strings(server: EmbeddedServer, gate: WorkersGate) -> None:
     """Only of strings; other binary tensors need no work at all."""
     server.ask(gate.open.set)
