@@ -248,6 +248,7 @@ def test_subcommands(
         sys.modules.pop("neptrio.commands.say_hello", None)
 
 
+@pytest.mark.slow
 def test_the_command_reports_a_bad_repository() -> None:
     done = subprocess.run(
         [
@@ -282,6 +283,7 @@ def test_a_trace_directory_is_made(tmp_path: Path) -> None:
             assert "REQUEST_START" in (folder / "t.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_trace_directory_that_cannot_be_made_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = subprocess.run(

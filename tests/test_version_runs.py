@@ -19,6 +19,7 @@ def test_{name}():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, outcome",
     [

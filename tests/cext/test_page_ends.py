@@ -20,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_reader_looks_past_its_text(name: str) -> None:
     done = run("-m", "tests.support.page_end", name)

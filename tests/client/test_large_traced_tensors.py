@@ -106,6 +106,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("kind", ["writes", "batched"])
 @pytest.mark.parametrize("isolation", ["none", "process"])

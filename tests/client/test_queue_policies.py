@@ -415,6 +415,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_answers_keep_the_order_of_arrival_though_instances_finish_in_another(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     io = "data_type: TYPE_INT32 dims: [ -1 ]"

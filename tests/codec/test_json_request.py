@@ -108,6 +108,7 @@ def compare(body: bytes) -> None:
         assert decoded(body) == expected
 
 
+@pytest.mark.slow
 @FAST
 @given(documents(), st.booleans(), st.sampled_from([None, 1]))
 def test_documents(document: Any, ascii_only: bool, indent: int | None) -> None:
@@ -173,6 +174,7 @@ def test_doubles_are_printed_shortest(value: float) -> None:
     assert digits(text) == digits(repr(value))
 
 
+@pytest.mark.slow
 def test_many_random_doubles() -> None:
     rng = np.random.default_rng(5)
     bits = rng.integers(0, 1 << 64, 50_000, np.uint64)

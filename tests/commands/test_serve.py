@@ -66,6 +66,7 @@ def scaled(server: ServerProcess, *values: float) -> list[float]:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["process", "none"])
 def test_functions_over_the_network(app: Path, isolation: str) -> None:
     command = ("serve", f"--isolation={isolation}", f"{app}:server")
@@ -81,6 +82,7 @@ def test_functions_over_the_network(app: Path, isolation: str) -> None:
             assert client.infer("upper", [given]).as_numpy("y").tolist() == [[b"A", b"B"]]
 
 
+@pytest.mark.slow
 def test_a_module_of_the_working_folder(app: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "neptrio", "serve", "app:server", "--http-port=nonsense"],
@@ -90,6 +92,7 @@ def test_a_module_of_the_working_folder(app: Path) -> None:
     assert "--http-port" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "status", "text"),
     [
@@ -107,6 +110,7 @@ def test_programs_that_cannot_be_served(app: Path, target: str, status: int, tex
     assert (done.returncode, text in done.stderr) == (status, True), done.stderr
 
 
+@pytest.mark.slow
 def test_reload(app: Path) -> None:
     command = ("serve", "--reload", f"{app}:server")
     with ServerProcess(None, command=command, failures="SyntaxError") as server:
@@ -123,6 +127,7 @@ def test_reload(app: Path) -> None:
         assert scaled(server, 1) == [4]
 
 
+@pytest.mark.slow
 def test_a_function_whose_process_is_killed_comes_back(app: Path) -> None:
     with ServerProcess(None, command=("serve", f"{app}:server")) as server:
         with http_client.InferenceServerClient(server.http) as client:

@@ -175,6 +175,7 @@ def test_every_option_is_explained() -> None:
         assert ("no effect" in row) == (one.name in WITHOUT_EFFECT), row
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_stop_its_server_ends(repository: Path) -> None:
     # a machine that stands still for a moment is not what this is about: the loop would warn of it
     program = f"""

@@ -106,6 +106,7 @@ def test_what_a_server_tells_of_itself(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_a_cancelled_task_cancels_its_request() -> None:
     async def main() -> None:
         async with models.new_server() as server:
@@ -123,6 +124,7 @@ def test_a_cancelled_task_cancels_its_request() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_cancelled_asyncio_task_cancels_its_request() -> None:
     async def main() -> None:
         async with models.new_server() as server:
@@ -138,6 +140,7 @@ def test_a_cancelled_asyncio_task_cancels_its_request() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @both
 def test_a_slow_reader_makes_a_decoupled_model_wait(run: Run) -> None:
     async def main() -> None:
@@ -199,6 +202,7 @@ def test_a_server_that_cannot_start(run: Run, tmp_path: Path) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_trio_on_two_threads_shares_a_server() -> None:
     """Tasks of another trio loop are served too."""
     with models.new_server().running() as server:

@@ -150,6 +150,7 @@ def test_raw_bytes_in_and_a_label_out(server: ServerProcess) -> None:
     assert 0 < result.as_numpy("SCORE")[0, 0] <= 1.001
 
 
+@pytest.mark.slow
 def test_the_command_prints_types(server: ServerProcess) -> None:
     command = [sys.executable, str(EXAMPLES / "file_type.py"), "--url", server.http]
     done = subprocess.run([*command, str(ROOT / "setup.py")], capture_output=True, text=True, timeout=60)

@@ -62,6 +62,7 @@ def test_a_request_and_its_answer(pair: FrontPair, array: np.ndarray) -> None:
     assert pair.front.under_way == pair.engine.under_way == 0
 
 
+@pytest.mark.slow
 def test_memory_comes_back_when_nobody_looks_at_it(pair: FrontPair) -> None:
     pair.request(from_numpy("IN", LARGE))
     pair.turn()
@@ -346,6 +347,7 @@ def test_tensors_that_resemble_each_other_are_told_apart(pair: FrontPair) -> Non
     assert len(set(expected)) > 8 and "accepted" in expected
 
 
+@pytest.mark.slow
 def test_memory_of_small_messages_goes_round(pair: FrontPair) -> None:
     count = 0
     for burst in (

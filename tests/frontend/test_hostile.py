@@ -99,6 +99,7 @@ def scribble(pair: FrontPair, chance: random.Random) -> None:
         pair.shared.write(layout.to_engine, struct.pack("<Q", (tail + 1) % 2**64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_it_writes(part: int) -> None:
     chance = random.Random(part)

@@ -47,6 +47,7 @@ def with_file(tmp_path: Path, text: str) -> str:
     return f"--auth-config={tmp_path}/auth.toml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["token", "address"])
 def test_requests_at_once_are_counted_over_all(tmp_path: Path, repository: Path, limit: str) -> None:
     gate = Gate(repository, tmp_path / "gate")
@@ -70,6 +71,7 @@ def test_requests_at_once_are_counted_over_all(tmp_path: Path, repository: Path,
     gate.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["token", "address"])
 def test_requests_per_second_are_counted_over_all(tmp_path: Path, repository: Path, limit: str) -> None:
     flag, text = "--max-requests-per-second-per-address=3", b"3 requests per second"
@@ -96,6 +98,7 @@ def turned_away(server: ServerProcess) -> bool:
         return client.receive()[0] == 503
 
 
+@pytest.mark.slow
 def test_connections_are_counted_over_all(repository: Path) -> None:
     with ServerProcess(repository, "--max-connections-per-address=2", *FLAGS) as server:
         found = clients_of_both(server)
@@ -112,6 +115,7 @@ def test_connections_are_counted_over_all(repository: Path) -> None:
         second.close()
 
 
+@pytest.mark.slow
 def test_the_newest_of_many_that_are_turned_away_is_answered(repository: Path) -> None:
     """They take places in the order in which they came, also when the engine is asked about many at once."""
     with ServerProcess(repository, "--max-connections=1", "--frontends=1") as server:
@@ -130,6 +134,7 @@ def test_the_newest_of_many_that_are_turned_away_is_answered(repository: Path) -
                     assert probe.receive()[0] == 200
 
 
+@pytest.mark.slow
 def test_a_new_file_holds_everywhere_when_the_log_says_so(tmp_path: Path, repository: Path) -> None:
     flag = with_file(tmp_path, row("old", "infer"))
     with ServerProcess(repository, flag, *FLAGS) as server:
@@ -146,6 +151,7 @@ def test_a_new_file_holds_everywhere_when_the_log_says_so(tmp_path: Path, reposi
             client.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_resets_is_counted_no_more(repository: Path) -> None:
     with ServerProcess(repository, "--max-connections-per-address=1", *FLAGS) as server:
         host, _, port = server.http.rpartition(":")

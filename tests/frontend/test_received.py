@@ -84,6 +84,7 @@ def test_other_tensors_of_a_body_are_copied(pair: FrontPair) -> None:
     assert found == [[1, 2, 3, 4], TEXT.tolist(), [], [0] * 8], "only the last is read where it lies"
 
 
+@pytest.mark.slow
 def test_the_memory_comes_back_when_neither_side_looks(pair: FrontPair) -> None:
     pair.request(received(pair, LARGE))
     pair.turn()
@@ -191,6 +192,7 @@ def test_the_memory_of_a_front_end_that_has_ended_is_there_until_the_model_is_do
     np.testing.assert_array_equal(kept, LARGE)
 
 
+@pytest.mark.slow
 def test_an_output_that_is_an_input_is_not_copied_back(pair: FrontPair) -> None:
     place = memory(pair, LARGE.nbytes).view(np.int32)
     place[:] = LARGE

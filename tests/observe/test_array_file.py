@@ -60,6 +60,7 @@ def test_several_pieces_at_once(file: ArrayFile) -> None:
     assert len(read(Path(file.path))) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_of_all_sizes_and_numbers_arrive_in_order(file: ArrayFile, seed: int) -> None:
     """More than one system call takes, parts of texts, and empty ones."""
@@ -177,6 +178,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 5, 9, 30])
 def test_kill_9_in_the_middle_of_writing(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "t"
@@ -192,6 +194,7 @@ def test_kill_9_in_the_middle_of_writing(tmp_path: Path, rounds: int) -> None:
     assert found == list(range(len(found))) and len(found) >= settled
 
 
+@pytest.mark.slow
 def test_readers_always_find_a_complete_array(tmp_path: Path) -> None:
     path = tmp_path / "t"
     file = ArrayFile(str(path))

@@ -145,6 +145,7 @@ def test_hostile_names_and_unreachable_storage(memory: str, tmp_path: Path) -> N
     gone.close()
 
 
+@pytest.mark.slow
 def test_a_server_with_a_repository_in_memory(memory: str, tmp_path: Path) -> None:
     local = tmp_path / "local"
     write_model(local, "here", identity_config())
@@ -201,6 +202,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_an_http_server(tmp_path: Path) -> None:
     there, local = tmp_path / "there", tmp_path / "local"
     write_model(there, "onnx", ONNX, {"1/model.onnx": onnx_models.add_sub()})

@@ -320,6 +320,7 @@ def writer(pipe: Path, writers: list[int]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_while_it_loads(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     repository = tmp_path / "repository"
@@ -443,6 +444,7 @@ def test_a_model_that_never_initializes(tmp_path: Path, isolated: bool, where: s
         assert server.stop() == 0, "no stuck thread holds the shutdown up"
 
 
+@pytest.mark.slow
 def test_a_stuck_process_ends_with_its_load(tmp_path: Path) -> None:
     code = (
         NEVER.format(where="initialize(self, args)") + "    def execute(self, requests):\n        return []\n"

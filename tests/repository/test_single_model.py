@@ -135,12 +135,14 @@ def test_a_model_in_cloud_storage(tmp_path: Path) -> None:
         storage.pseudo_dirs[:] = [""]
 
 
+@pytest.mark.slow
 def test_check_takes_the_name_too(tmp_path: Path) -> None:
     mounted = write_model(tmp_path, "models", 'name: "trained" ' + identity_config())
     status, text = check(str(mounted), "--model-name=service")
     assert status == 0 and "1 models: 1 without errors" in text
 
 
+@pytest.mark.slow
 def test_errors_name_the_folder_that_was_given(tmp_path: Path) -> None:
     mounted = write_model(tmp_path, "models", "oops")
     expected = f"{mounted}/config.pbtxt:1: unknown field 'oops'"

@@ -163,6 +163,7 @@ def test_strict_priority_in_arrival_order_within_a_level() -> None:
     assert [ids[0] for ids, _ in bench.batches()[1:]] == ["a1", "a2", "b1", "b2", "b3", "c"]
 
 
+@pytest.mark.slow
 def test_the_limit_is_exact_under_a_burst() -> None:
     bench = batcher(1, levels=(QueuePolicy(max_size=100),))
     accepted = [i for i in range(10_000) if bench.send(f"{i}", loop_pass=False)]

@@ -75,6 +75,7 @@ def test_lists_of_tensors(what: str) -> None:
         decode_json(InferRequest(), text.encode())
 
 
+@pytest.mark.slow
 def test_objects_of_json_are_counted_before_they_are_made() -> None:
     kept: list[int] = []
     load(b"[" + b",".join([b"[]"] * 100_000) + b"]", large=True, reserve=kept.append)

@@ -7,6 +7,7 @@ errors on demand.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import mmap
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent / "fake_cuda"
+KEPT = Path(__file__).parents[2] / "build" / "fake-cuda"
 NUMBERS = [
     "live_allocations",
     "live_bytes",
@@ -96,9 +98,8 @@ needs_fake_gpu = pytest.mark.skipif(bool(missing()), reason=f"no fake GPU: {miss
 
 @functools.cache
 def _built() -> Path:
-    """The folder with the fake libcuda.so.1, beside which is a cache of compiled kernels."""
-    folder = Path(tempfile.mkdtemp(prefix="neptrio-fake-cuda-"))
-    sources = sorted(str(p) for p in HERE.glob("*.c"))
+    """The folder with the fake libcuda.so.1, beside which is a cache of compiled kernels; kept for later runs."""
+    sources = sorted(HERE.glob("*.[ch]"))
     flags = [
         "-std=c11",
         "-O1",
@@ -110,9 +111,15 @@ def _built() -> Path:
         "-shared",
         "-Wl,-soname,libcuda.so.1",
     ]
-    subprocess.run(
-        ["cc", *flags, "-o", str(folder / "libcuda.so.1"), *sources, "-ldl", "-lpthread"], check=True
-    )
+    known = hashlib.sha256(b"".join([*(path.read_bytes() for path in sources), " ".join(flags).encode()]))
+    folder = KEPT / known.hexdigest()[:16]
+    library = folder / "libcuda.so.1"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f"made-by-{os.getpid()}"  # several processes of pytest may build it at once
+        files = [str(path) for path in sources if path.suffix == ".c"]
+        subprocess.run(["cc", *flags, "-o", str(made), *files, "-ldl", "-lpthread"], check=True)
+        made.replace(library)
     return folder
 
 

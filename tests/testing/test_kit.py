@@ -101,6 +101,7 @@ def test_a_server_ends_whatever_its_models_do() -> None:
     assert all(request.result(60)["y"].tolist() == [0] for request in asked)
 
 
+@pytest.mark.slow
 def test_the_plugin_in_a_suite_of_its_own(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["neptrio.testing.plugin"]')
     pytester.makepyfile(
@@ -117,6 +118,7 @@ def test_the_plugin_in_a_suite_of_its_own(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_the_example(pytester: pytest.Pytester) -> None:
     page = (ROOT / "docs/testing.md").read_text()
     example = (ROOT / "examples/test_patience.py").read_text()

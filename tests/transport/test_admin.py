@@ -265,6 +265,7 @@ def test_files_come_along_where_the_admin_listener_is_local(repository: Path, pl
 # ------------------------------------------------------------ who gets in
 
 
+@pytest.mark.slow
 def test_an_operator_gets_in_under_every_limit(repository: Path, place: str) -> None:
     flags = (
         "--max-connections=1", "--max-connections-per-address=1", "--max-requests-per-second-per-address=1",
@@ -287,6 +288,7 @@ def test_an_operator_gets_in_under_every_limit(repository: Path, place: str) -> 
                     admin_grpc.load_model("simple")
 
 
+@pytest.mark.slow
 def test_an_operator_gets_in_when_clients_have_all_descriptors(repository: Path, place: str) -> None:
     """Connections may not use the last ones, and those that are kept serve the admin listener too."""
     with ServerProcess(repository, f"--admin-address={place}", *EXPLICIT, limits="ulimit -n 128") as server:

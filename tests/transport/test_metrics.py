@@ -402,6 +402,7 @@ def test_switched_off(tmp_path: Path) -> None:
         assert server.metrics == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

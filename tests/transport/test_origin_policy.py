@@ -224,6 +224,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), CHANGES, ids=[path for path, _ in CHANGES])
 @pytest.mark.parametrize(
     "headers", [{"Origin": PAGE}, {"Sec-Fetch-Site": "cross-site"}, {"origin": "null"}], ids=str
@@ -260,6 +261,7 @@ def test_clients_that_are_no_browsers_notice_nothing(server: ServerProcess) -> N
     client.close()
 
 
+@pytest.mark.slow
 def test_an_allowed_page_is_answered_and_told_so(ask_open: Ask) -> None:
     asked = {
         "Origin": UI,

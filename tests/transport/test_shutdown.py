@@ -94,6 +94,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_connection_may_send_one_more_request(front: Front, kind: str) -> None:
     """It is answered, and the answer says that it was the last."""
@@ -127,6 +128,7 @@ def test_requests_behind_the_last_answer_cause_no_reset(front: Front) -> None:
         assert server.ended() == 0
 
 
+@pytest.mark.slow
 def test_a_new_connection_may_send_a_request_too(front: Front) -> None:
     """One that was opened and never used when the server stops."""
     with ExitStack() as stack:
@@ -183,6 +185,7 @@ def test_nobody_is_left_without_an_answer_under_load(front: Front) -> None:
         assert problems == []
 
 
+@pytest.mark.slow
 def test_an_idle_connection_ends_with_the_grace(front: Front) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(front.start("--exit-grace-secs=0.2"))

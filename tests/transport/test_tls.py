@@ -74,6 +74,7 @@ def serial(certificates: Certificates, server: ServerProcess) -> str:
         return str(client.sock.getpeercert()["serialNumber"])
 
 
+@pytest.mark.slow
 def test_a_renewed_certificate_is_shown_and_nobody_dropped(start: Start, certificates: Certificates) -> None:
     files = [certificates.folder / "server.pem", certificates.folder / "server.key"]
     flags = [
@@ -164,6 +165,7 @@ def test_scrapers_must_show_a_certificate(tmp_path: Path, certificates: Certific
                 scrape(server, certificates.client(name))
 
 
+@pytest.mark.slow
 def test_idle_scrapers_make_way(tmp_path: Path, certificates: Certificates) -> None:
     """Of too many connections the one whose last request is oldest is closed, over TLS as well."""
     write_model(tmp_path / "models", "simple", identity_config())

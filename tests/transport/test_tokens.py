@@ -267,6 +267,7 @@ def test_the_clients_of_tritonclient_send_tokens(server: ServerProcess) -> None:
             client.infer("simple", inputs(triton_http))
 
 
+@pytest.mark.slow
 def test_a_changed_file_holds_without_a_restart(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "auth.toml"
     file.write_text(row("old", "infer"))

@@ -91,6 +91,7 @@ CUSTOM_VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     name=WIRE_TEXT,

@@ -119,6 +119,7 @@ def test_state_stays_on_the_device(tmp_path: Path, strategy: str) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_state_that_is_an_output_too_is_sent(tmp_path: Path) -> None:
     write_model(tmp_path, "sum", sum_config("oldest { }", listed=True), {"1/model.cu": SUM})
     with FakeGpu() as gpu:
@@ -138,6 +139,7 @@ def test_a_state_that_is_an_output_too_is_sent(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_sequences_batched_together_keep_their_own_states(tmp_path: Path) -> None:
     delay = "direct { max_queue_delay_microseconds: 20000 minimum_slot_utilization: 1.0 }"
     write_model(tmp_path, "sum", sum_config(delay), {"1/model.cu": SUM})
@@ -297,6 +299,7 @@ def test_a_cached_step_is_not_kept_on_the_device(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_requests_batched_in_both_steps(tmp_path: Path) -> None:
     """Parts of one batch go their own ways; each keeps its own memory alive."""
     for name in ("a", "b"):

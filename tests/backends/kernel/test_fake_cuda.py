@@ -57,6 +57,7 @@ print(read(target) == 7)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wait, sync, mode, right",
     [(1, 1, LAZY, True), (0, 1, LAZY, False), (1, 0, LAZY, False), (0, 0, EAGER, True), (1, 1, 2, True)],
@@ -154,6 +155,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_kernel_that_hangs_waits_for_ever(tmp_path: Path) -> None:
     (tmp_path / "model.cu").write_text('extern "C" __global__ void spin() { }')
     log = tmp_path / "log"
@@ -322,6 +324,7 @@ print(int(call(d.cuMemPoolGetAttribute(pool, which.CU_MEMPOOL_ATTR_RESERVED_MEM_
         assert done.stdout == f"{kept}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_everything_taken_is_counted() -> None:
     with FakeGpu() as gpu:
         run(gpu, "memory(8); pinned(1); call(d.cuEventCreate(0))")

@@ -36,6 +36,7 @@ pytestmark = needs_fake_gpu
 # ---------------------------------------------------------------- the GPU's own tests, and the family
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0, 2], ids=["lazy", "random"])
 def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
     """`make test-gpu` with the fake driver in the GPU's place, with work executed in several orders."""
@@ -128,6 +129,7 @@ def test_instances_go_where_gpus_says(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_driver_without_devices(tmp_path: Path) -> None:
     write_model(tmp_path, "auto", add_config(), {"1/model.cu": ADD})
     write_model(tmp_path, "gpu", add_config(" instance_group { kind: KIND_GPU }"), {"1/model.cu": ADD})
@@ -137,6 +139,7 @@ def test_a_driver_without_devices(tmp_path: Path) -> None:
         assert add(server, "auto", 1) == (200, [2])
 
 
+@pytest.mark.slow
 def test_warm_up_runs_on_the_device(tmp_path: Path) -> None:
     sample = 'model_warmup { name: "w" batch_size: 2 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 9 ] random_data: true } } }'
     group = " instance_group { kind: KIND_GPU count: 2 }"
@@ -151,6 +154,7 @@ def test_warm_up_runs_on_the_device(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
     write_model(tmp_path, "add", add_config(), {"1/model.cu": ADD})
     with FakeGpu(memory=256 << 20) as gpu:
@@ -222,6 +226,7 @@ def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> Non
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_failed_batch_gives_its_memory_back_at_once(two_models: Path) -> None:
     """Without the collector, which may come much later or (for what lived at start-up) never."""
     flags = ("--model-control-mode=explicit", "--load-model=one")
@@ -253,6 +258,7 @@ def test_a_failed_batch_gives_its_memory_back_at_once(two_models: Path) -> None:
             assert pinned_after(ask) == ["0"]
 
 
+@pytest.mark.slow
 def test_an_allocation_that_fails_is_tried_again_with_what_the_pool_kept(two_models: Path) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=one")
     with FakeGpu(fail_allocation=1) as gpu, ServerProcess(two_models, *flags, env=gpu.env) as server:
@@ -260,6 +266,7 @@ def test_an_allocation_that_fails_is_tried_again_with_what_the_pool_kept(two_mod
         assert gpu["trims"] == 1
 
 
+@pytest.mark.slow
 def test_a_failed_allocation_has_its_error(two_models: Path) -> None:
     with FakeGpu(fail_allocation=1, fail_times=2) as gpu:
         with ServerProcess(
@@ -357,6 +364,7 @@ def test_a_doubtful_error_breaks_the_context_when_it_comes_again(
         assert f"CUDA_ERROR_{name}" in reason(server, "one")[1] and add(server, "one", 1)[0] == 503
 
 
+@pytest.mark.slow
 def test_the_server_ends_where_the_flag_says_so(two_models: Path) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=one", "--exit-on-device-error=true")
     with FakeGpu(fault_kernel_with=719) as gpu:
@@ -468,6 +476,7 @@ def test_what_an_unload_leaves_is_given_back_while_others_are_busy(tmp_path: Pat
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_limit_must_be_a_time(tmp_path: Path) -> None:
     write_model(tmp_path, "one", limited("soon"), {"1/model.cu": ADD})
     with FakeGpu() as gpu, ServerProcess(tmp_path, "--exit-on-error=false", env=gpu.env) as server:
@@ -477,6 +486,7 @@ def test_a_limit_must_be_a_time(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_load_is_the_loads_error(two_models: Path) -> None:
     with FakeGpu(fail_load=1) as gpu:
         with ServerProcess(two_models, "--model-control-mode=explicit", env=gpu.env) as server:
@@ -496,6 +506,7 @@ def test_a_module_that_does_not_load_is_the_loads_error(two_models: Path) -> Non
 # ---------------------------------------------------------------- times
 
 
+@pytest.mark.slow
 def test_durations_are_the_devices(tmp_path: Path) -> None:
     """The fake's copies and kernels take a while; each is found in its own duration."""
     write_model(tmp_path, "add", add_config(), {"1/model.cu": ADD})

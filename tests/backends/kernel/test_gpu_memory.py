@@ -37,6 +37,7 @@ def pool(server: ServerProcess) -> tuple[int, int]:
     return found.get("reserved", -1), found.get("used", -1)
 
 
+@pytest.mark.slow
 def test_the_pool_keeps_what_it_has_until_a_model_goes(two_models: Path) -> None:
     with FakeGpu() as gpu:
         flags = ("--model-control-mode=explicit", "--load-model=*", "--metrics-interval-ms=50")
@@ -55,6 +56,7 @@ def test_the_pool_keeps_what_it_has_until_a_model_goes(two_models: Path) -> None
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures, status", [(1, 200), (2, 500)])
 def test_after_out_of_memory_the_pool_is_trimmed_and_asked_once_more(
     two_models: Path, failures: int, status: int
@@ -71,6 +73,7 @@ def test_after_out_of_memory_the_pool_is_trimmed_and_asked_once_more(
         assert gpu["trims"] == 1
 
 
+@pytest.mark.slow
 def test_a_block_is_pinned_once(two_models: Path) -> None:
     """Pinning takes as long as copying, so blocks are used again."""
     flags = ("--model-control-mode=explicit", "--load-model=one")
@@ -83,6 +86,7 @@ def test_a_block_is_pinned_once(two_models: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_where_no_more_can_be_pinned_outputs_go_to_ordinary_memory(two_models: Path) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=one")
     with FakeGpu(journal=1, pin_limit=1 << 19) as gpu:
@@ -96,6 +100,7 @@ def test_where_no_more_can_be_pinned_outputs_go_to_ordinary_memory(two_models: P
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_batch_that_no_staging_buffer_can_be_pinned_for_fails_alone(two_models: Path) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=one")
     with FakeGpu(pin_limit=65536) as gpu:
@@ -106,6 +111,7 @@ def test_a_batch_that_no_staging_buffer_can_be_pinned_for_fails_alone(two_models
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 def test_a_kernel_with_many_registers_is_refused_with_its_limit(tmp_path: Path) -> None:
     """The driver says how many threads have them; a launch of more would end with error 701."""
     write_model(tmp_path, "one", add_config(GROUP), {"1/model.cu": ADD})
@@ -154,6 +160,7 @@ except Unavailable as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [0, 30])
 def test_a_stream_whose_work_does_not_end_is_not_destroyed(patience: int) -> None:
     with FakeGpu(main_thread=1) as gpu:
@@ -210,6 +217,7 @@ for thread in closing:
 """
 
 
+@pytest.mark.slow
 def test_graphs_that_other_libraries_record_are_left_alone() -> None:
     """torch and ONNX Runtime record in the mode in which calls of any other thread are refused, and end the recording."""
     with FakeGpu(devices=2, main_thread=1) as gpu:

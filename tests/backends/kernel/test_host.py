@@ -56,6 +56,7 @@ def test_words_in_comments_and_strings_are_not_refused(tmp_path: Path) -> None:
     assert host.compile_source(written(tmp_path, text), (), "m").is_file()
 
 
+@pytest.mark.slow
 def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as info:
         host.compile_source(written(tmp_path, HEAD + "\n    y[0] = undeclared;\n}\n"), (), "m")
@@ -64,6 +65,7 @@ def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
     assert "model.cu:3:" in text and "undeclared" in text
 
 
+@pytest.mark.slow
 def test_an_error_in_a_header_of_ours_has_no_trail_of_includes(tmp_path: Path) -> None:
     text = "struct Wide { double a, b; };\n" + HEAD + "Wide w{}; y[0] = __shfl_sync(~0u, w, 0).a;\n}\n"
     with pytest.raises(InvalidArgument, match="a shuffle moves at most 8 bytes") as info:
@@ -71,6 +73,7 @@ def test_an_error_in_a_header_of_ours_has_no_trail_of_includes(tmp_path: Path) -
     assert not re.search(r"included|^\s+from \S+$", str(info.value), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_stack_frame_too_large_for_a_fiber_is_a_load_error(tmp_path: Path) -> None:
     body = "volatile int big[20000]; big[x[0]] = 1; __syncthreads(); y[0] = big[x[1]];\n}\n"
     with pytest.raises(InvalidArgument, match="frame size"):
@@ -109,6 +112,7 @@ def test_plain_kernels_are_vectorised(tmp_path: Path) -> None:
     assert "paddd" in listing
 
 
+@pytest.mark.slow
 def test_the_cache_is_keyed_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "h.cuh").write_text("#define STEP 1\n")
@@ -124,6 +128,7 @@ def test_the_cache_is_keyed_by_content(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".so"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ['"../params.h"', "<params.h>", '"link.h"', "PARAMS"])
 def test_the_cache_knows_every_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Two models with one source and headers of their own, outside of the version's folder and through links."""
@@ -243,6 +248,7 @@ def test_faults_fail_their_requests_and_nothing_else(tmp_path: Path) -> None:
         assert (stats["success"]["count"], stats["fail"]["count"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_instances_have_statics_of_their_own(tmp_path: Path) -> None:
     """Two instances of one model compute at once; shared memory must not be shared between them."""
     text = HEAD + (
@@ -266,6 +272,7 @@ def test_instances_have_statics_of_their_own(tmp_path: Path) -> None:
             np.testing.assert_array_equal(result.get_result().as_numpy("Y"), v[::-1])
 
 
+@pytest.mark.slow
 def test_without_a_compiler_only_kernel_models_fail(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     write_model(repository, "identity", identity_config())

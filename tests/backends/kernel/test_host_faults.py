@@ -46,6 +46,7 @@ def infer(
     return client.infer(model, [tensor]).as_numpy("Y")
 
 
+@pytest.mark.slow
 def test_a_fault_fails_the_request_and_nothing_else(tmp_path: Path) -> None:
     for name, (body, _, _, _) in BODIES.items():
         config = kernel_config(4, ONE, LAUNCH, CPU)
@@ -64,6 +65,7 @@ def test_a_fault_fails_the_request_and_nothing_else(tmp_path: Path) -> None:
         assert (stats["success"]["count"], stats["fail"]["count"]) == (6, 3)
 
 
+@pytest.mark.slow
 def test_requests_of_other_shapes_in_a_batch_are_answered(tmp_path: Path) -> None:
     """They are a run of their own, which did not fail."""
     io = ' input { name: "X" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }'
@@ -90,6 +92,7 @@ def test_requests_of_other_shapes_in_a_batch_are_answered(tmp_path: Path) -> Non
         assert stats["execution_count"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGFPE])
 def test_a_signal_that_no_kernel_has_caused_ends_the_server(tmp_path: Path, number: int) -> None:
     body = BODIES["divide"][0]
@@ -105,6 +108,7 @@ def test_a_signal_that_no_kernel_has_caused_ends_the_server(tmp_path: Path, numb
         assert ("Fatal Python error" in server.log()) == bool(faulthandler)
 
 
+@pytest.mark.slow
 def test_outputs_that_no_launch_writes_are_zero(tmp_path: Path) -> None:
     """A launch over an empty grid does not happen; what it would have written must not be what others left there."""
     io = tensors("input", ("X", "INT32", "-1")) + tensors("output", ("Y", "INT32", "256"))
@@ -137,6 +141,7 @@ extern "C" __global__ void run(const int* x, int* state, int* y, int* next) {
 DOUBLE = 'extern "C" __global__ void run(int* x, int* y) {\n' + AT + "x[i] *= 2;\ny[i] = x[i];\n}\n"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_writes_to_its_input_has_a_copy(tmp_path: Path) -> None:
     """What the server gives to several requests, steps or sequences stays as it is."""
     state = (
@@ -168,6 +173,7 @@ def test_a_kernel_that_writes_to_its_input_has_a_copy(tmp_path: Path) -> None:
             assert answer.as_numpy("Y0").tolist() == answer.as_numpy("Y1").tolist() == [[2, 4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_an_output_has_a_limit(tmp_path: Path, isolation: str) -> None:
     """Its size follows from a request's shape, which costs a client nothing."""

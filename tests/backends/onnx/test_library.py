@@ -289,6 +289,7 @@ def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     backend.finalize()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["c", "python"])
 def test_nothing_is_reported_to_anybody(tmp_path: Path, api: str) -> None:
     """ONNX Runtime's telemetry begins with a database in the user's home."""

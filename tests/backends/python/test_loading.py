@@ -131,6 +131,7 @@ def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_auto_complete_config(tmp_path: Path) -> None:
     python_model(tmp_path, "completing", COMPLETING, 'backend: "python"')
     with ServerProcess(tmp_path) as server:
@@ -146,6 +147,7 @@ def test_auto_complete_config(tmp_path: Path) -> None:
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "text", "reason"),
     [
@@ -184,6 +186,7 @@ def test_no_model_file(tmp_path: Path) -> None:
         assert "has no file" in row["reason"] and row["reason"].endswith("model.py")
 
 
+@pytest.mark.slow
 def test_reload_takes_new_code_and_finalizes_the_old(tmp_path: Path) -> None:
     code = """
 import numpy as np, helper
@@ -210,6 +213,7 @@ class TritonPythonModel:
         assert re.search(r"model.py:\d+\] goodbye", server.log())
 
 
+@pytest.mark.slow
 def test_python_based_backend(tmp_path: Path) -> None:
     repository, backends = tmp_path / "models", tmp_path / "backends"
     folder = backends / "scale"
@@ -396,6 +400,7 @@ ON_LOOP = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("ways", [PLAIN, ON_LOOP])
 def test_who_asks_while_an_answer_is_under_way_waits_for_that_one(
@@ -471,6 +476,7 @@ def test_wrong_completions_name_property_tensor_and_model(tmp_path: Path, isolat
             assert f"version 1 is at UNAVAILABLE state: Internal: {reason}" in failure.value.message()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "reason"),
     [

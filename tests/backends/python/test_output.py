@@ -100,6 +100,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_the_log_has_it_in_one_record(tmp_path: Path) -> None:
     python_model(tmp_path, "fails", FAILS)
     with ServerProcess(tmp_path, failures="KeyError: 'in a thread of the model'") as server:

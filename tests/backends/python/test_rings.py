@@ -295,6 +295,7 @@ def test_a_memory_limit(server: ServerProcess) -> None:
     assert echo(server, "limited", 4) == 4
 
 
+@pytest.mark.slow
 def test_messages_that_are_larger_than_the_shared_memory(server: ServerProcess) -> None:
     found = call(server, how="large", bytes=70 << 20)
     assert found.shape == (70 << 20,) and (found == 7).all()

@@ -171,6 +171,7 @@ def bomb() -> bytes:
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [INFER, STREAM_INFER, LIVE])
 def test_a_bomb_is_refused(raw: RawClient, server: EmbeddedServer, path: str) -> None:
     raw.send(raw.headers(1, path, [("grpc-encoding", "deflate")]) + raw.data(1, message(bomb(), 1)))
@@ -238,6 +239,7 @@ def test_rst_stream_cancels_what_is_queued(raw: RawClient, server: EmbeddedServe
     assert (after[0] - before[0], after[1] - before[1]) == (3, 7)
 
 
+@pytest.mark.slow
 def test_a_connection_that_goes_cancels_its_calls_only(raw: RawClient, server: EmbeddedServer) -> None:
     before = failures(server, "slow")
     with RawClient(server.grpc) as other:
@@ -264,6 +266,7 @@ def test_binary_metadata(raw: RawClient) -> None:
     assert reply.status == INVALID_ARGUMENT and "'x-bin' is not base64" in reply.text
 
 
+@pytest.mark.slow
 def test_too_much_metadata(raw: RawClient) -> None:
     reply = raw.call(1, identity(), extra=[("x", "y" * 4000)] * 3)
     assert reply.status == OK

@@ -62,6 +62,7 @@ def test_the_connection_window_is_shared_fairly(server: EmbeddedServer) -> None:
         assert client.finish(1).status == 0
 
 
+@pytest.mark.slow
 def test_the_servers_windows(server: EmbeddedServer) -> None:
     with RawClient(server.grpc) as client:
         assert client.server_settings[INITIAL_WINDOW_SIZE] == 4 << 20
@@ -92,6 +93,7 @@ def test_64_mib_both_ways(server: EmbeddedServer, stream: bool) -> None:
         assert np.array_equal(result.as_numpy("OUTPUT0"), tensor)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_1000_calls_at_once_on_one_connection(raw: RawClient, server: EmbeddedServer) -> None:
     ids = range(1, 2001, 2)
     raw.send(b"".join(raw.headers(i) + raw.data(i, message(identity(str(i)))) for i in ids))
@@ -99,6 +101,7 @@ def test_1000_calls_at_once_on_one_connection(raw: RawClient, server: EmbeddedSe
     assert {response(*raw.replies[i].messages).id for i in ids} == {str(i) for i in ids}
 
 
+@pytest.mark.slow
 def test_1000_calls_open_at_once(raw: RawClient, server: EmbeddedServer) -> None:
     ids = range(1, 2001, 2)
     raw.send(b"".join(raw.headers(i) + raw.data(i, message(identity(str(i))), end=False) for i in ids))
@@ -109,6 +112,7 @@ def test_1000_calls_open_at_once(raw: RawClient, server: EmbeddedServer) -> None
     assert all(raw.replies[i].status == 0 for i in ids)
 
 
+@pytest.mark.slow
 def test_more_streams_than_allowed_are_refused(raw: RawClient, server: EmbeddedServer) -> None:
     """2048 are told to the client; the 2049th is a stream error (or, h2, the end of the connection)."""
     raw.send(b"".join(raw.headers(2 * i + 1) for i in range(2048)))
@@ -120,6 +124,7 @@ def test_more_streams_than_allowed_are_refused(raw: RawClient, server: EmbeddedS
         assert other.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [65535, HUGE])
 def test_a_client_that_does_not_read(server: EmbeddedServer, window: int) -> None:
     """Replies of 60 MB that nobody reads: a bounded part is made, the rest is parked, nothing is lost.
@@ -143,6 +148,7 @@ def test_a_client_that_does_not_read(server: EmbeddedServer, window: int) -> Non
             assert reply.status == 0 and response(*reply.messages).id == str(stream_id)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_and_goes(server: EmbeddedServer) -> None:
     tensor = np.arange(3_900_000, dtype=np.uint8)
     with RawClient(server.grpc) as client:
@@ -154,6 +160,7 @@ def test_a_client_that_does_not_read_and_goes(server: EmbeddedServer) -> None:
         assert other.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", SESSIONS)
 @pytest.mark.parametrize("complete", [False, True])
 def test_unfinished_requests_of_all_clients_are_bounded(

@@ -307,6 +307,7 @@ def requests(draw: Any) -> bytes:
     return data + b"\r\n" + body
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(requests(), min_size=1, max_size=2),

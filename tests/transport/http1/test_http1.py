@@ -314,6 +314,7 @@ def test_connect_is_refused(client: Http1) -> None:
     assert client.read().status == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "partial",
     [
@@ -413,6 +414,7 @@ def test_random_bytes_kill_nothing(lean_server: ServerProcess) -> None:
     assert "Traceback" not in lean_server.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_shutdown_answers_what_is_under_way(tmp_path: Path, lean: bool) -> None:
     write_model(tmp_path, "slow", identity_config(extra=delay(400)))

@@ -280,6 +280,7 @@ def test_random_frames(attacker: RawClient, process: ServerProcess) -> None:
             client.until_closed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partial", [b"\0\0\x20\0\0\0\0\0\1xx", b"\0\0", b"\0\0\1\1\0\0\0\0\1\x82"])
 def test_a_frame_that_does_not_come_is_timed_out(impatient: ServerProcess, partial: bytes) -> None:
     """Also behind a first request: 2 seconds are the server's request timeout."""
@@ -406,6 +407,7 @@ def given_up(process: ServerProcess, times: int, sock: socket.socket) -> None:
     assert got < 16 << 20  # the answer broke off
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_http2(impatient: ServerProcess) -> None:
     before = impatient.log().count(UNREAD)
     with Http2(impatient.http) as client:
@@ -474,6 +476,7 @@ def http11(request: pytest.FixtureRequest) -> tuple[ServerProcess, ssl.SSLContex
     return request.getfixturevalue("hypercorn"), None
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLContext | None]) -> None:
     process, context = http11
     before = process.log().count(UNREAD)
@@ -486,6 +489,7 @@ def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLC
         assert client.request("POST", INFER, GOOD).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [b"G", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nx-slow: "])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_slow_head_over_hypercorn(
@@ -504,6 +508,7 @@ def test_a_slow_head_over_hypercorn(
         assert client.request("POST", INFER, GOOD).status == 200
 
 
+@pytest.mark.slow
 def test_a_pipelined_head_that_stays_unfinished(hypercorn: ServerProcess) -> None:
     with Http1(hypercorn.http) as client:
         client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /v2")
@@ -511,6 +516,7 @@ def test_a_pipelined_head_that_stays_unfinished(hypercorn: ServerProcess) -> Non
         assert client.read().status == 408
 
 
+@pytest.mark.slow
 def test_an_idle_connection_is_not_timed_out(hypercorn: ServerProcess) -> None:
     """A second connection's timeout (2 s) passes meanwhile."""
     with Http1(hypercorn.http) as idle, Http1(hypercorn.http) as slow:
@@ -529,6 +535,7 @@ def test_a_malformed_request_is_told_in_json(hypercorn: ServerProcess) -> None:
             assert client.closed()
 
 
+@pytest.mark.slow
 def test_the_server_ends_in_spite_of_a_client_that_does_not_read(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

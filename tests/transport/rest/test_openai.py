@@ -276,6 +276,7 @@ def test_a_client_that_leaves_cancels_its_choices(server: ServerProcess) -> None
     until(lambda: live(server, "endless") == 0, "the model is told")
 
 
+@pytest.mark.slow
 def test_a_token_for_some_models(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "auth.toml"
     rows = [("one", ["infer", "read"], 'models = ["echo"]'), ("reader", ["read"], "")]
