@@ -224,7 +224,6 @@ CHANGES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), CHANGES, ids=[path for path, _ in CHANGES])
 @pytest.mark.parametrize(
     "headers", [{"Origin": PAGE}, {"Sec-Fetch-Site": "cross-site"}, {"origin": "null"}], ids=str

@@ -476,7 +476,6 @@ def test_wrong_completions_name_property_tensor_and_model(tmp_path: Path, isolat
             assert f"version 1 is at UNAVAILABLE state: Internal: {reason}" in failure.value.message()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "reason"),
     [

@@ -171,7 +171,6 @@ def bomb() -> bytes:
     return body
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", [INFER, STREAM_INFER, LIVE])
 def test_a_bomb_is_refused(raw: RawClient, server: EmbeddedServer, path: str) -> None:
     raw.send(raw.headers(1, path, [("grpc-encoding", "deflate")]) + raw.data(1, message(bomb(), 1)))
