@@ -1,6 +1,6 @@
 # ruff: noqa: F401  (imported tests run against this module's server)
-"""Models behave alike in processes of their own, in the server's, and with an interpreter of their own, whatever the
-default is."""
+"""Models behave alike in the server's process and with an interpreter of their own. In processes of their own, as is the
+default, the imported tests run where they are defined."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ from tests.support.server import ServerProcess
 
 
 @pytest.fixture(
-    scope="module", params=["process", "none", sys.prefix], ids=["process", "none", "interpreter"]
+    scope="module",
+    params=[
+        pytest.param("none", id="none"),
+        pytest.param(sys.prefix, id="interpreter", marks=pytest.mark.slow),
+    ],
 )
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
