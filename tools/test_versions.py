@@ -37,22 +37,44 @@ NAMES = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
 PINNED = ("trio", "hypercorn", "numpy")
 FEW = 3  # that are tried again; more than that is no accident
 XDIST = ("-n", "2", "--dist", "loadfile", "--max-worker-restart=0")  # a worker that dies ends the run
-TESTS = ("tests/loop", "tests/transport", "tests/client", "tests/test_server.py")
-# what the server decides in its own words, on any version alike: two fifths of those tests (`--tests` runs them, too)
+# what meets trio, hypercorn, h2, numpy and the interpreter
+TESTS = (
+    "tests/backends/python/test_execute.py",
+    "tests/client",
+    "tests/codec",
+    "tests/loop",
+    "tests/request",
+    "tests/test_server.py",
+    "tests/transport",
+)
+# what the server decides in its own words, on any version alike: half of those tests (`--tests` runs them, too)
 LEFT_OUT = (
+    *(f"tests/client/test_ensemble_{what}.py" for what in ("branches", "parts", "steps")),
+    "tests/client/test_asked_traces.py",
+    "tests/client/test_opentelemetry.py",
+    "tests/client/test_queue_policies.py",
+    "tests/client/test_rate_limiting.py",
+    "tests/client/test_response_cache.py",
+    "tests/client/test_tracing.py",
     "tests/transport/rest/test_generate_models.py",
     "tests/transport/rest/test_hostile_text.py",
     "tests/transport/rest/test_http_errors.py",
     "tests/transport/rest/test_openai.py",
     "tests/transport/test_admin.py",
+    "tests/transport/test_audit.py",
     "tests/transport/test_console.py",
+    "tests/transport/test_control_sizes.py",
     "tests/transport/test_header_policy.py",
+    "tests/transport/test_impossible_shapes.py",
+    "tests/transport/test_large_controls.py",
+    "tests/transport/test_metrics.py",
     "tests/transport/test_operators.py",
     "tests/transport/test_origin_policy.py",
     "tests/transport/test_owned.py",
     "tests/transport/test_token_limits.py",
     "tests/transport/test_tokens.py",
 )
+QUICK = ("-m", "not slow")  # a version that does not fit shows in those
 
 
 def interpreter(version: str) -> str | None:
@@ -136,7 +158,7 @@ def outcome_of(own: Path, tests: list[str], place: Path = ROOT) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=[], help=f"of {', '.join(NAMES)}; all when none is given")
-    usual = [*TESTS, *(f"--ignore={path}" for path in LEFT_OUT)]
+    usual = [*TESTS, *(f"--ignore={path}" for path in LEFT_OUT), *QUICK]
     parser.add_argument("--tests", nargs="+", default=usual, help="what pytest is given")
     options = parser.parse_args()
     unknown = set(options.names) - set(NAMES)

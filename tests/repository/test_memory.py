@@ -1,6 +1,6 @@
 """Memory, descriptors, threads and shared memory come back after unloads.
 
-`make test` runs a few cycles and demands that descriptors, threads and shared memory are equal to
+`make test-all` runs a few cycles and demands that descriptors, threads and shared memory are equal to
 what they were; `make soak` runs 200 and looks at the resident size too (NEPTRIO_MEMORY_CYCLES).
 """
 
@@ -31,6 +31,8 @@ CODE = """
 import helper
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+pytestmark = pytest.mark.slow
 
 class TritonPythonModel:
     def initialize(self, args):

@@ -27,6 +27,8 @@ CODE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+pytestmark = pytest.mark.slow
+
 class TritonPythonModel:
     def execute(self, requests):
         made = []

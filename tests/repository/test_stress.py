@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
@@ -20,6 +21,8 @@ from tests.support.control import CONFIG, infer, rows, settled
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
 
 OPERATIONS = int(os.environ.get("NEPTRIO_STRESS_OPERATIONS", "500"))
 THREADS = 4

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.sequences.soak import soak
+
+pytestmark = pytest.mark.slow
 
 
 def test_soak(tmp_path: Path) -> None:

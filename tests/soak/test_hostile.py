@@ -1,6 +1,6 @@
 """Wrong requests by the thousand, over HTTP, gRPC and HTTP/2 frames: no death, no fault of the server's, no memory kept.
 
-`make test` runs the short form; `make soak` (NEPTRIO_SOAK_REQUESTS=1000000) the long one. Each of the three ways has a
+`make test-all` runs the short form; `make soak` (NEPTRIO_SOAK_REQUESTS=1000000) the long one. Each of the three ways has a
 third of the requests, which several clients send at once. A client's requests are the same in every run of the same
 length; what fails names the client's seed. NEPTRIO_SOAK_SEED=TEXT makes others.
 
@@ -34,6 +34,8 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
 from tests.transport.rest.test_fuzz import Fuzz, write_models
+
+pytestmark = pytest.mark.slow
 
 COUNT = int(os.environ.get("NEPTRIO_SOAK_REQUESTS", "6000"))  # of all kinds together
 SEED = os.environ.get("NEPTRIO_SOAK_SEED", "")

@@ -1,6 +1,6 @@
 """Many clients, mixed sizes, random cancels and random model errors: the accounts must close.
 
-`make test` runs the short form; `make soak` (NEPTRIO_SOAK_SECONDS=60) the long one, which also
+`make test-all` runs the short form; `make soak` (NEPTRIO_SOAK_SECONDS=60) the long one, which also
 asks whether the server's memory is flat between the 20th and the 60th second.
 """
 
@@ -34,6 +34,8 @@ GROWTH, PEAK = 3 << 20, 8 << 20
 
 FAILING = """
 import triton_python_backend_utils as pb_utils
+
+pytestmark = pytest.mark.slow
 
 
 class TritonPythonModel:

@@ -27,7 +27,7 @@ from triton_python_backend_utils._process.template import SYS_CLONE, clone
 
 ROOT = Path(__file__).resolve().parents[2]
 # how the names of variables begin that the server reads when it needs them
-LATE = ("NEPTRIO_", "TRITONSERVER_", "PYTEST_", "TMPDIR", "XDG_CACHE_HOME")
+LATE = ("NEPTRIO_", "TRITONSERVER_", "OTEL_", "PYTEST_", "TMPDIR", "XDG_CACHE_HOME")
 # a thread of the template is missing in what it forks
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 PACKET = 1 << 20
