@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 
@@ -24,6 +25,8 @@ from tests.support.memory import growth, peak, resident
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("NEPTRIO_SOAK_SECONDS", "4"))
 CLIENTS = 200
@@ -34,8 +37,6 @@ GROWTH, PEAK = 3 << 20, 8 << 20
 
 FAILING = """
 import triton_python_backend_utils as pb_utils
-
-pytestmark = pytest.mark.slow
 
 
 class TritonPythonModel:
