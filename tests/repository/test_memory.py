@@ -20,6 +20,8 @@ from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 CYCLES = int(os.environ.get("NEPTRIO_MEMORY_CYCLES", "6"))
 FIRST = 2  # a first load imports what it needs for good
 SETTLED = 10  # from this cycle on the size is compared
@@ -31,8 +33,6 @@ CODE = """
 import helper
 import numpy as np
 import triton_python_backend_utils as pb_utils
-
-pytestmark = pytest.mark.slow
 
 class TritonPythonModel:
     def initialize(self, args):

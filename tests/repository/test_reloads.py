@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -16,6 +17,8 @@ from tests.support.control import settled
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
 
 CLIENTS = 64
 RELOADS = int(os.environ.get("NEPTRIO_RELOADS", "100"))
@@ -26,8 +29,6 @@ instance_group { count: 2 }
 CODE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
-
-pytestmark = pytest.mark.slow
 
 class TritonPythonModel:
     def execute(self, requests):
