@@ -9,9 +9,10 @@ internals (the poller replaces trio's, the REST port runs inside hypercorn) can 
     middle  Python 3.12 with the newest packages
     newest  Python 3.13 with the newest packages
 
-Each has an environment in build/versions, kept between runs, and uses this checkout's sources; modules are
-built once per Python, beside the ones that are there. A Python that this machine does not have is named and
-left out; with none found the exit status is 1.
+Each has an environment in build/versions, kept between runs, and uses this checkout's sources. Modules are compiled
+once per Python, beside those that are there: not at all for the Python that runs this, which `make build` has compiled
+them for, and from the same C for the others, because they get the same Cython. Those for CUDA, half of the work, are left
+out. A Python that this machine does not have is named and left out; with none found the exit status is 1.
 
 The question here is whether a version fits, and what does not fit fails every time. So a few failures are tried
 once more, alone, and those that pass are named in the last lines: they depend on time, and `make test`, which runs
@@ -21,6 +22,7 @@ the same tests and tries nothing twice, is where that is found and repaired.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -115,7 +117,8 @@ def environment(name: str, python: str) -> Path:
         [own, ROOT / "tools" / "requirements.py", "test"], check=True, capture_output=True, text=True
     ).stdout
     pins = folder / "pins.txt"
-    pins.write_text("\n".join(lower_bounds() if name == "oldest" else []))
+    cython = f"Cython=={importlib.metadata.version('Cython')}"  # another one writes all of the C anew
+    pins.write_text("\n".join([cython, *(lower_bounds() if name == "oldest" else [])]))
     subprocess.run(
         [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "-r", "/dev/stdin"],
         input=wanted,
@@ -129,9 +132,17 @@ def environment(name: str, python: str) -> Path:
         text=True,
     ).stdout.strip()
     (Path(site) / "neptrio.pth").write_text(f"{ROOT / 'src'}\n")
+    if python == sys.executable:
+        return own
     log = folder / "build.log"
     with log.open("wb") as out:
-        built = subprocess.run([own, "setup.py", "build_ext", "--inplace"], cwd=ROOT, stdout=out, stderr=out)
+        built = subprocess.run(
+            [own, "setup.py", "build_ext", "--inplace"],
+            cwd=ROOT,
+            env={**os.environ, "NEPTRIO_WITHOUT_CUDA": "1"},
+            stdout=out,
+            stderr=out,
+        )
     if built.returncode:
         raise SystemExit(f"{log.read_text()[-3000:]}\nthe modules could not be built for {name}")
     return own
