@@ -183,6 +183,91 @@ def test_what_is_dropped_is_freed_when_the_process_has_grown(watched: Watched) -
     client.unload_model("holds")
 
 
+<<<<<<< HEAD
+=======
+class Itself:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def hidden() -> Iterator[weakref.ref[Itself]]:
+    """Garbage that is hidden from the collector, which looks only when the test says so."""
+    gc.disable()
+    ref = weakref.ref(Itself())
+    assert sliced_look.prepare()
+    yield ref
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.slow
+def test_a_complete_look_lets_others_run_in_between(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "in_slices", True)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while hidden() is not None:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await collector.look_at_all()
+
+    trio.run(main)
+    assert turns > 10
+    assert hidden() is None
+
+
+@pytest.mark.slow
+def test_no_slice_of_a_look_is_made_inside_of_a_look_of_the_collectors(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "in_slices", True)
+
+    async def main() -> None:
+        collector.told("start", {"generation": 0})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collector.look_at_all)
+            await trio.testing.wait_all_tasks_blocked(cushion=collector.REST_SECONDS * 100)
+            assert hidden() is not None
+            collector.told("stop", {"generation": 0})
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert hidden() is None
+
+
+@pytest.mark.slow
+def test_where_slices_are_not_possible_a_look_is_made_at_once(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "in_slices", False)
+    trio.run(collector.look_at_all)
+    assert hidden() is None
+
+
+def test_what_has_survived_is_looked_at_when_that_takes_long_and_hidden_if_it_did() -> None:
+    survivors = Survivors()
+    survivors.more(DUE_NS - 1)
+    assert survivors.step() is Step.NOTHING
+    survivors.more(1)
+    assert survivors.step() is Step.LOOK
+    assert survivors.looked(DUE_NS // 10) is Step.NOTHING, "it was quick: the next look sees them again"
+    survivors.more(DUE_NS * 9 // 10)
+    assert survivors.step() is Step.LOOK
+    assert survivors.looked(DUE_NS // 2) is Step.FREEZE
+    survivors.frozen()
+    assert survivors.step() is Step.NOTHING
+    survivors.more(MOST_NS + 1)
+    assert survivors.step() is Step.FREEZE, "a look would take too long"
+
+
+>>>>>>> a015954 (Name what tests ask of the collector and the poller)
 def test_a_server_rests_when_its_loop_has_next_to_nothing_to_do() -> None:
     growth, passes = Growth(), 0
     for _ in range(3 * CALM_LOOKS):

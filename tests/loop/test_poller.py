@@ -44,7 +44,7 @@ def test_what_arrives_is_taken_and_its_task_woken(mode: str) -> None:
 def test_who_waits_in_trios_stead(mode: str) -> None:
     async def main() -> None:
         async with running() as loop:
-            assert (loop.poller._inside is not None) == (mode == "hook")
+            assert (loop.poller.inside is not None) == (mode == "hook")
 
     trio.run(main)
 
@@ -257,7 +257,7 @@ def test_busy_tasks_and_busy_sockets_take_turns(mode: str) -> None:
 def test_a_second_poller_of_the_same_run_is_served_too() -> None:
     async def main() -> None:
         async with running() as one, running() as two:
-            assert one.poller._inside is not None and two.poller._inside is None
+            assert one.poller.inside is not None and two.poller.inside is None
             for loop in (one, two, one, two):
                 loop.far.send(b"x")
                 await loop.hear()
@@ -274,7 +274,7 @@ def test_trio_as_a_guest_waits_itself() -> None:
         async with running() as loop:
             loop.far.send(b"x")
             await loop.hear()
-            return loop.poller._inside is None
+            return loop.poller.inside is None
 
     def run_soon(function: object) -> None:
         calls.append(function)

@@ -125,7 +125,7 @@ class Poller(trio.abc.Instrument):
         self._running = False
         self._helped = 0  # threads that the loop gives way to
         self._give_way_until = 0
-        self._inside: _Inside | None = None
+        self.inside: _Inside | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self.busy_poll: BusyPoll | None = None  # set by its owner; used in trio's stead only
         self.way = "not started"  # which of the two ways is active, as the start-up text shows it
@@ -232,7 +232,7 @@ class Poller(trio.abc.Instrument):
                     continue
             watch = watches.get(fd)
             if watch is None:
-                trios = trios or (self._inside is not None and fd == self._inside.fd)
+                trios = trios or (self.inside is not None and fd == self.inside.fd)
                 continue
             if fd == self._late:
                 late = watch
@@ -275,7 +275,7 @@ class Poller(trio.abc.Instrument):
             self._wake()
 
     def _wait(self, timeout: float) -> None:
-        epoll, inside, loop_pass, timers = self._epoll, self._inside, self._loop_pass, self._timers
+        epoll, inside, loop_pass, timers = self._epoll, self.inside, self._loop_pass, self._timers
         assert epoll is not None and inside is not None and self.outputs is not None
         unsent = self.outputs.ready
         waits, busy_poll = self.lag.waits, self.busy_poll
@@ -330,7 +330,7 @@ class Poller(trio.abc.Instrument):
             task_status.started()
             return
         inside, reason = _look_inside()
-        self._inside = inside
+        self.inside = inside
         self.way = "in trio's stead" if inside is not None else f"by a task ({reason})"
         if inside is None:
             log.warning("sockets are waited for %s: slower, same behaviour", self.way)
