@@ -75,16 +75,7 @@ ALLOWED = {
     "src/neptrio/codec/descriptors.py": {"_classes": A_CACHE},
     "src/neptrio/compat/tritonserver/metrics.py": {"_registries": "metrics of that interface name no server"},
     "src/neptrio/embedded/functions.py": {"_functions": "by number, which no two functions share"},
-<<<<<<< HEAD
     "src/neptrio/loop/collector.py": {"_ours": OF_THE_INTERPRETER},
-=======
-    "src/neptrio/loop/allocator.py": {"_keeps": OF_THE_INTERPRETER},
-    "src/neptrio/loop/collector.py": dict.fromkeys(
-        ("_began", "_blocks", "_freezes", "in_slices", "_looking", "_looks", "_ours", "_survivors"),
-        OF_THE_INTERPRETER,
-    ),
-    "src/neptrio/loop/ended_code.py": {"_still_there": OF_THE_INTERPRETER},
->>>>>>> a015954 (Name what tests ask of the collector and the poller)
     "src/neptrio/loop/process_ends.py": {
         "ends": "one thread of the process watches all children; each is told to whoever started it"
     },

@@ -395,7 +395,7 @@ def test_an_input_that_is_handed_through_is_copied(tmp_path: Path) -> None:
     instance = DeviceInstance(context(tmp_path, PLUS_ONE), "m_0_0", "GPU", 0, 300.0)
     instance._device = SimpleNamespace(pool=pool, look_again=lambda: None)  # type: ignore[assignment]
     instance.takes_device_memory = True
-    instance._session = SimpleNamespace(run_bound=run_bound)
+    instance.session = SimpleNamespace(run_bound=run_bound)
     instance._outputs = ["Y"]
     asked = InferRequest()
     asked.inputs = [tensor_at("X", 8, (1, 4), 4096, 16, object(), 2, 0)]

@@ -302,7 +302,7 @@ def test_tensors_are_bound_on_the_device(tmp_path: Path) -> None:
     instance.initialize()
     gpu = device.Device.get(0)
     try:
-        own = instance._session._session
+        own = instance.session._session
         assert own.get_providers()[0] == CUDA and own.get_provider_options()[CUDA]["device_id"] == "0"
         for at, keep in (
             (0, True),

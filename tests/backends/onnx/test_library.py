@@ -122,7 +122,7 @@ def test_an_option_that_is_refused(tmp_path: Path) -> None:
 def test_the_choice(tmp_path: Path, without_library: None) -> None:
     """Without a usable library models run through Python, unless the configuration insists."""
     plain = instance(tmp_path, onnx_models.identity())
-    assert type(plain) is OnnxInstance and isinstance(plain._session, onnx_python.PythonSession)
+    assert type(plain) is OnnxInstance and isinstance(plain.session, onnx_python.PythonSession)
     (answer,) = execute(plain, request(X=ONE))
     assert answer is not None
     with pytest.raises(InvalidArgument, match="'c', which is not possible: there is no onnxruntime package"):
@@ -153,7 +153,7 @@ def test_which_batches_need_python(tmp_path: Path) -> None:
     """Plain tensors do not; strings and a layout of the whole batch do, over the C session too."""
     assert type(instance(tmp_path, onnx_models.identity())) is NativeInstance
     strings = instance(tmp_path, onnx_models.identity("BYTES"))
-    assert type(strings) is OnnxInstance and isinstance(strings._session, OnnxSession)
+    assert type(strings) is OnnxInstance and isinstance(strings.session, OnnxSession)
     gpu = context(tmp_path, onnx_models.identity(), api="c")
     with pytest.raises(InvalidArgument, match="another provider than the CPU's"):
         OnnxBackend(gpu).create_instance("m_0_0", "GPU", 0)
@@ -195,7 +195,7 @@ def test_where_batches_run(tmp_path: Path) -> None:
     small, large = np.ones((1, 4), np.float32), np.ones((1, 1 << 22), np.float32)
     for x in (small, large):
         assert run(backend, request(X=x)).off_loop
-        (mean,) = [t for key, t in backend._builder.statistics().items() if key[0] == x.shape]
+        (mean,) = [t for key, t in backend.builder.statistics().items() if key[0] == x.shape]
         assert run(backend, request(X=x)).off_loop == (mean > 20000)
     assert mean > 20000  # 16 MiB were moved
     assert run(backend, request(X=small), request(X=small)).off_loop  # rows of two: not measured yet
@@ -205,7 +205,7 @@ def test_where_batches_run(tmp_path: Path) -> None:
     flushing.config.parameters["session.set_denormal_as_zero"].string_value = "1"  # only on that thread
     for bound in (foreign, flushing):
         made: Any = OnnxBackend(bound).create_instance("m_0_0", "CPU", 0)
-        made._builder.use(backend._session, ["Y"], [])
+        made.builder.use(backend.session, ["Y"], [])
         for _ in range(3):
             assert run(made, request(X=small)).off_loop
 

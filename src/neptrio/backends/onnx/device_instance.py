@@ -97,11 +97,11 @@ class DeviceInstance(OnnxInstance):
             if device is not None:
                 device.release()
             raise
-        self._session.hold = self._releases.hold
+        self.session.hold = self._releases.hold
         if device is None:
             return
         self._device = device
-        self.takes_device_memory = self._layout is None and not self._session.strings
+        self.takes_device_memory = self._layout is None and not self.session.strings
         device.occupants.append(self)
         device.queues.append(self._limit)
         self._releases.watch(device)
@@ -111,7 +111,7 @@ class DeviceInstance(OnnxInstance):
             raise Unavailable(device.failure)
 
     def finalize(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         device, self._device = self._device, None
         if device is not None:
             if self in device.occupants:
@@ -179,7 +179,7 @@ class DeviceInstance(OnnxInstance):
         self.on_health()
         if self._limit.running:
             self._releases.given_up = self._releases.hangs = True
-            keep(self._session)
+            keep(self.session)
             self._limit.give_up(self._overdue or error, Unavailable(failure))
 
     def _release_begins(self, device: Device | None, release: Release) -> None:
@@ -266,7 +266,7 @@ class DeviceInstance(OnnxInstance):
     def _bound(self, names: list[str], tensors: list[Tensor], ready: Any, kept: set[str]) -> list[Tensor]:
         if not kept and not any(tensor.memory_kind == GPU for tensor in tensors):
             return super()._bound(names, tensors, ready, kept)
-        results: list[Tensor] = self._session.run_bound(names, tensors, ready, self._device_id, kept)
+        results: list[Tensor] = self.session.run_bound(names, tensors, ready, self._device_id, kept)
         return results
 
 

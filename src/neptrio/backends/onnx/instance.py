@@ -45,7 +45,7 @@ class OnnxInstance(BackendInstance):
         self._name = name
         self._kind = kind
         self._device_id = device_id
-        self._session: Any = None
+        self.session: Any = None
         self._outputs: list[str] = []  # the outputs that the configuration has, in the model's order
         self._batching = context.config.max_batch_size > 0
         self._layout = Layout(context.config) if has_layout(context.config) else None
@@ -53,25 +53,25 @@ class OnnxInstance(BackendInstance):
     def initialize(self) -> None:
         """Makes the session and checks it against the configuration. Raises InvalidArgument."""
         config = self._context.config
-        self._session = onnx_options.session(self._context, self._kind, self._device_id)
+        self.session = onnx_options.session(self._context, self._kind, self._device_id)
         try:
-            onnx_model.compare(config, self._session)
+            onnx_model.compare(config, self.session)
         except InvalidArgument:
             OnnxInstance.finalize(self)
             raise
-        doubt = onnx_model.doubtful(config, self._session)
+        doubt = onnx_model.doubtful(config, self.session)
         if doubt and self._name.endswith("_0"):  # once for a group
             log.warning("%s", doubt)
         wanted = {o.name for o in config.output} | self._states()
-        self._outputs = [o.name for o in self._session.get_outputs() if o.name in wanted]
+        self._outputs = [o.name for o in self.session.get_outputs() if o.name in wanted]
 
     def _states(self) -> set[str]:
         return {state.output_name for state in self._context.config.sequence_batching.state}
 
     def finalize(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
+        if self.session is not None:
+            self.session.close()
+        self.session = None
 
     def execute(self, batch: Batch) -> None:
         """Groups the requests that can run together, runs each group, and answers each request."""
@@ -154,7 +154,7 @@ class OnnxInstance(BackendInstance):
         return results
 
     def _bound(self, names: list[str], tensors: list[Tensor], ready: Any, kept: set[str]) -> list[Tensor]:
-        results: list[Tensor] = self._session.run(names, tensors, ready)
+        results: list[Tensor] = self.session.run(names, tensors, ready)
         return results
 
     def _wanted(self, requests: list[InferRequest]) -> list[str]:
@@ -204,22 +204,22 @@ class NativeInstance(OnnxInstance):
             bool(context.config.model_operations.op_library_filename)
             or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
         )
-        self._builder = OnnxBuilder(context.name, self._batching, own_thread)
+        self.builder = OnnxBuilder(context.name, self._batching, own_thread)
 
     @property
     def prepare(self) -> Callable[[Batch], Batch]:
-        return self._builder.prepare
+        return self.builder.prepare
 
     def initialize(self) -> None:
         super().initialize()
         states = self._states()
-        self._builder.use(self._session, self._outputs, [o for o in self._outputs if o in states])
+        self.builder.use(self.session, self._outputs, [o for o in self._outputs if o in states])
 
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")
 
     def finalize(self) -> None:
-        self._builder.use(None, [], [])
+        self.builder.use(None, [], [])
         super().finalize()
 
 
