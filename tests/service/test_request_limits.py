@@ -49,14 +49,14 @@ def test_requests_at_once_are_those_of_all_connections() -> None:
     for holder in holders:
         limits.leave("a", holder)
     assert limits.problem("a", 0) is None
-    assert not limits._clients
+    assert not limits.clients
 
 
 def test_clients_are_not_remembered_without_bound() -> None:
     limits = RequestLimits(1, 0)
     for i in range(MOST_BUCKETS + 100):
         assert limits.problem(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 0) is None
-    assert len(limits._buckets) == MOST_BUCKETS
+    assert len(limits.buckets) == MOST_BUCKETS
 
 
 def test_nothing_is_limited_by_default() -> None:

@@ -166,7 +166,7 @@ def test_nobody_waits_for_the_log_and_what_is_left_out_is_counted(tmp_path: Path
     with os.fdopen(reader) as log:
         reading = threading.Thread(target=lambda: found.extend(log))
         reading.start()
-        until(lambda: not audit._held, lambda: audit._held)
+        until(lambda: not audit.held, lambda: audit.held)
         audit.record("logging", "http", "10.0.0.1", "")  # the next record tells of those that were left out
         audit.close(60)
         reading.join()

@@ -64,7 +64,7 @@ class AuditLog:
         self._path = None if target == STDERR else Path(target)
         self._fd = self._open()
         self._lines: deque[tuple[bytes, int]] = deque()  # and how many were left out before it
-        self._held = 0
+        self.held = 0
         self._left_out = 0
         self._refusals = float(REFUSALS_PER_SECOND)
         self._then = time.monotonic()
@@ -134,11 +134,11 @@ class AuditLog:
             if before:
                 row["left_out_before"] = before
             line = json.dumps(row).encode() + b"\n"
-            if self._held + len(line) > HELD_BYTES:
+            if self.held + len(line) > HELD_BYTES:
                 self._left_out = before + 1
                 return
             self._lines.append((line, before))
-            self._held += len(line)
+            self.held += len(line)
             self._news.notify()
 
     def _write(self) -> None:
@@ -169,7 +169,7 @@ class AuditLog:
                 cut = cut if at == 0 else line[at - 1 : at] != b"\n"
                 lost += before + 1
             with self._news:
-                self._held -= size
+                self.held -= size
 
     def reopen(self) -> None:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""

@@ -54,8 +54,8 @@ class RequestLimits:
         """0: no limit of that kind."""
         self._per_second = per_second
         self._at_once = at_once
-        self._clients: dict[str, set[Callable[[], int]]] = {}
-        self._buckets: dict[str, Bucket] = {}  # the one that was used last is the last
+        self.clients: dict[str, set[Callable[[], int]]] = {}
+        self.buckets: dict[str, Bucket] = {}  # the one that was used last is the last
 
     @property
     def on(self) -> bool:
@@ -64,15 +64,15 @@ class RequestLimits:
 
     def join(self, address: str, open_requests: Callable[[], int]) -> None:
         """A connection of `address` began; leave() is owed."""
-        self._clients.setdefault(client_of(address), set()).add(open_requests)
+        self.clients.setdefault(client_of(address), set()).add(open_requests)
 
     def leave(self, address: str, open_requests: Callable[[], int]) -> None:
         """The connection has ended."""
         client = client_of(address)
-        left = self._clients[client]
+        left = self.clients[client]
         left.discard(open_requests)
         if not left:
-            del self._clients[client]
+            del self.clients[client]
 
     def problem(self, address: str, now_ns: int, itself: int = 0) -> TooManyRequests | None:
         """Why a request of `address` is refused now, None when it is not; it is counted then.
@@ -81,7 +81,7 @@ class RequestLimits:
         """
         client = client_of(address)
         if self._at_once:
-            open_now = sum(count() for count in self._clients.get(client, ())) + itself
+            open_now = sum(count() for count in self.clients.get(client, ())) + itself
             if open_now > self._at_once:
                 return TooManyRequests(
                     f"this client address has {self._at_once} requests under way, which is what it may have "
@@ -101,19 +101,19 @@ class RequestLimits:
         """
         client = client_of(address)
         if self._at_once:
-            open_now = sum(counts() for counts in self._clients.get(client, ()))
+            open_now = sum(counts() for counts in self.clients.get(client, ()))
             if open_now + count > self._at_once:
                 return TooManyRequests(
                     f"this client address would have {open_now + count} requests under way, of {self._at_once} that it "
                     "may have (--max-concurrent-requests-per-address): each choice and each text counts as one"
                 )
-        if self._per_second and client in self._buckets:
-            self._buckets[client].owe(count)
+        if self._per_second and client in self.buckets:
+            self.buckets[client].owe(count)
         return None
 
     def _spend(self, client: str, now_ns: int) -> bool:
-        bucket = self._buckets.pop(client, None) or Bucket()
-        if len(self._buckets) >= MOST_BUCKETS:
-            del self._buckets[next(iter(self._buckets))]
-        self._buckets[client] = bucket
+        bucket = self.buckets.pop(client, None) or Bucket()
+        if len(self.buckets) >= MOST_BUCKETS:
+            del self.buckets[next(iter(self.buckets))]
+        self.buckets[client] = bucket
         return bucket.spend(self._per_second, now_ns)
