@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,11 @@ def test_resources_without_a_rate_limit_are_not_silent() -> None:
         serving.settings_of([REPOSITORY, "--rate-limit-resource=R:4", "--rate-limit=execution_count"])[1]
         == []
     )
+
+
+def actions() -> list[argparse.Action]:
+    """Every flag of the server."""
+    return list(cli.parser()._actions)
 
 
 def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> None:

@@ -57,11 +57,16 @@ class Client:
         return start["status"], b"".join(part["body"] for part in parts)
 
 
+def engine_of(server: neptrio.Server) -> Engine:
+    """What runs behind a server that has been entered."""
+    assert server._engine is not None
+    return server._engine
+
+
 def run(main: Callable[[neptrio.Server, Engine], Awaitable[None]], **settings: Any) -> None:
     async def running() -> None:
         async with models.new_server(**settings) as server:
-            assert server._engine is not None
-            await main(server, server._engine)
+            await main(server, engine_of(server))
 
     asyncio.run(running())
 
@@ -268,8 +273,7 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
 def test_a_stopping_server_answers_what_is_under_way() -> None:
     async def main() -> None:
         async with models.new_server(exit_timeout_secs=60) as server:
-            engine = server._engine
-            assert engine is not None
+            engine = engine_of(server)
             client = Client(engine, "/v2/models/hold/infer", doubled(3))
             await until_live(server, "executing", 1)
             drains = asyncio.Event()
@@ -305,8 +309,7 @@ def test_calls_that_a_server_leaves_behind_fail() -> None:
             await trio.sleep_forever()
 
         async with models.new_server(exit_timeout_secs=0.1) as server:
-            engine = server._engine
-            assert engine is not None
+            engine = engine_of(server)
             with_app(engine, app)
             client = Client(engine, "/", {})
             await asyncio.wait_for(begun.wait(), SECONDS)

@@ -293,7 +293,7 @@ def senders(
     pair = Pair(decoupled=True, plain=request.param == "plain")
     pair.begin(pair.request(IN=np.zeros(1, np.float32)), pair.request(IN=np.zeros(1, np.float32)))
     _, number, message, _ = pair.child.take()
-    one, two = (received._channel.id for received in pair.child.requests(number, message))
+    one, two = (channel_of(received).id for received in pair.child.requests(number, message))
     made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
 
     def say(*responses: tuple[int, int] | tuple[int, int, bool]) -> list[tuple[int, int]]:
@@ -356,7 +356,7 @@ def test_nothing_is_kept_of_senders_that_cannot_go_on(how: str) -> None:
         pair.begin(pair.request(IN=np.zeros(1, np.float32)))
         _, number, message, _ = pair.child.take()
         (received,) = pair.child.requests(number, message)
-        id = received._channel.id
+        id = channel_of(received).id
         pair.child.respond(id, utils.InferenceResponse([]), None, False, 5)
         pair.server.drain()
         assert pair.server.statistics()["untold"] == 1

@@ -25,6 +25,11 @@ from triton_python_backend_utils._process.reserved import sealed_memory
 AREA = 1 << 20
 
 
+def channel_of(request: utils.InferenceRequest) -> Any:
+    """The way of a request's responses; a model does not see it."""
+    return request._channel
+
+
 class Model(ModelCore):
     """The part of a model that a batch uses."""
 
@@ -172,7 +177,7 @@ class Pair:
         kind, number, message, _ = self.child.take()
         assert kind == kinds.BATCH
         given = self.child.requests(number, message)
-        names = [request._channel.names for request in given]
+        names = [channel_of(request).names for request in given]
         responses = function(given)
         given = None
         answers = [

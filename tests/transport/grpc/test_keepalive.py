@@ -56,7 +56,7 @@ def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: 
         grpc_keepalive_permit_without_calls=True,
     ) as server:
         with RawClient(server.grpc) as client:
-            client._handle = lambda frame: None  # type: ignore[method-assign]
+            client.handle = lambda frame: None  # type: ignore[method-assign]
             client.until_closed()
     with EmbeddedServer(
         grpc_repository,
@@ -116,7 +116,7 @@ def test_sigterm_answers_what_is_in_flight(grpc_repository: Path, session: str) 
     """Unary, stream with open requests, idle stream, Watch, idle connection: each its right end."""
     process = ServerProcess(grpc_repository, env={**os.environ, "NEPTRIO_HTTP2_SESSION": session})
     with RawClient(process.grpc) as client, RawClient(process.grpc) as idle, RawClient(process.grpc) as mute:
-        mute._handle = lambda frame: None  # type: ignore[method-assign]  # does not answer PING either
+        mute.handle = lambda frame: None  # type: ignore[method-assign]  # does not answer PING either
         for i in (1, 3, 5):
             client.start(i, identity(f"u{i}", "slow"))
         two = message(identity("s0", "slow")) + message(identity("s1"))

@@ -153,7 +153,7 @@ def test_others_have_a_turn_within_a_chunk_of_frames(
         server.ask(trio.lowlevel.spawn_system_task, count)
         if kind == "pings":
             client.send(PINGS * 400)
-            client.until(lambda: client._acks == 400, "the answers")
+            client.until(lambda: client.acks == 400, "the answers")
         else:
             client.send(
                 b"".join(
