@@ -73,6 +73,7 @@ def test_what_is_locked_is_what_pyproject_allows(group: str, python: tuple[int, 
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["run", "test"])
 def test_what_the_packages_require_is_locked_too(group: str) -> None:
     """pip is told to install the files alone, so nothing may be missing there."""

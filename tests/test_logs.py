@@ -292,6 +292,7 @@ def test_a_long_record_that_lost_its_middle_begins_no_other() -> None:
 # ---------------------------------------------------------------- a reader that does not read
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream, os.fdopen(read) as reader:

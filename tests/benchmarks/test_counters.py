@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_it_prints_every_cost() -> None:
     command = [sys.executable, "-W", "error", "-m", "benchmarks.counters", "--requests=200", "--rounds=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

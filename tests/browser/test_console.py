@@ -316,6 +316,7 @@ def test_traces(tab: Chromium, server: ServerProcess) -> None:
     assert BROKEN not in tab.evaluate(ids)
 
 
+@pytest.mark.slow
 def test_settings_and_loading(tab: Chromium, server: ServerProcess) -> None:
     show(tab, server, "settings")
     tab.wait("document.querySelectorAll('form.settings input').length > 5")
@@ -348,6 +349,7 @@ def test_settings_and_loading(tab: Chromium, server: ServerProcess) -> None:
     tab.wait(f"document.getElementById('notes').textContent.includes({json.dumps(BROKEN)})")
 
 
+@pytest.mark.slow
 def test_sequences(tab: Chromium, server: ServerProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         for sequence in (2**64 - 3, 5):
@@ -421,6 +423,7 @@ def test_tokens(started: Chromium, repository: Path, tmp_path: Path) -> None:
         tab.evaluate("sessionStorage.clear()")
 
 
+@pytest.mark.slow
 def test_restricted_apis(started: Chromium, repository: Path) -> None:
     flags = (
         "--model-control-mode=explicit",

@@ -28,6 +28,7 @@ def test_no_reader_looks_past_its_text(name: str) -> None:
     assert int(done.stdout) > 10
 
 
+@pytest.mark.slow
 def test_the_closed_page_is_closed() -> None:
     """Otherwise the test above could not fail."""
     text = "import ctypes; from tests.support.page_end import PageEnd; p = PageEnd(10); v = p.put(b'x');"

@@ -182,6 +182,7 @@ def test_the_end_of_a_stream_cancels_what_it_asked_for_and_nothing_else(bench: B
     bench.assert_nothing_left(2, 5)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_going_away_does_not_hurt_a_large_answer(tmp_path: Path) -> None:
     """Responding: the model has answered, the client reads a little and vanishes."""
     write_model(tmp_path, "large", identity_config("TYPE_UINT8", "-1", 1, 1))
@@ -261,6 +262,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_client_vanishes_with_a_thousand_queued_requests(bench: Bench) -> None:
     bench.send("r0")
     assert bench.gate.started() == ["r0"]

@@ -39,6 +39,7 @@ def test_http(server: ServerProcess, binary: bool) -> None:
         assert result.as_numpy("OUTPUT0") is None
 
 
+@pytest.mark.slow
 def test_grpc(server: ServerProcess) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("identity")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.backends.python.models import isolated
@@ -33,6 +34,7 @@ def tensor() -> list[Any]:
     return [made]
 
 
+@pytest.mark.slow
 def test_models_share_a_resource_and_take_turns_by_priority(tmp_path: Path) -> None:
     """One licence, two models with ten requests each: the favoured one gets two turns of three."""
     repository = tmp_path / "repository"
@@ -85,6 +87,7 @@ def _whoever_starts(gates: dict[str, Gate]) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_a_resource_that_can_never_suffice_fails_the_load(tmp_path: Path) -> None:
     write_model(tmp_path, "greedy", identity_config(extra=limited(count=4)))
     flags = ["--rate-limit=execution_count", "--rate-limit-resource=licence:3:global"]
@@ -99,6 +102,7 @@ def test_a_resource_that_can_never_suffice_fails_the_load(tmp_path: Path) -> Non
     assert 'Resource count for "licence" is limited to 3' in done.stderr
 
 
+@pytest.mark.slow
 def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     gate = Gate(repository, tmp_path / "gate", "gate", limited())
@@ -133,6 +137,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_a_call_to_a_model_that_needs_nothing_passes_those_in_line(tmp_path: Path) -> None:
     """`calling` holds the licence and calls `plain`; `gate` is first in line, and waits for the licence."""
     repository = tmp_path / "repository"

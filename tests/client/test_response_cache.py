@@ -160,6 +160,7 @@ def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: 
     gate.close()
 
 
+@pytest.mark.slow
 def test_a_small_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
     """An ONNX model and room for three answers, seen through statistics and metrics."""
     write_model(
@@ -204,6 +205,7 @@ def test_a_small_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
         assert value(text, "nv_cache_miss_duration_per_model", **labels) > 0
 
 
+@pytest.mark.slow
 def test_requests_that_wait_for_an_equal_one_count_in_the_queue(tmp_path: Path) -> None:
     queue = " dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
     gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=CACHED + queue, size=1)

@@ -258,6 +258,7 @@ def test_an_object_that_its_owner_cuts_shorter(
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_an_object_whose_size_changes_all_the_time(
     client: tuple[Any, Any], region: Any, server: ServerProcess
 ) -> None:
@@ -299,6 +300,7 @@ def test_an_object_whose_size_changes_all_the_time(
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_an_input_is_what_it_was_when_its_request_came(tmp_path: Path, region: Any) -> None:
     """A client that changes its region while the request waits changes nothing of the request."""
     repository = tmp_path / "models"
@@ -356,6 +358,7 @@ def test_inputs_of_all_requests_together_are_bounded(region: Any) -> None:
     assert regions.input_tensor("Y", 8, (32,), "all", 0, 128).nbytes == 128
 
 
+@pytest.mark.slow
 def test_disabled_by_default(tmp_path: Any) -> None:
     write_model(tmp_path, "identity", identity_config())
     with ServerProcess(tmp_path) as server:

@@ -31,6 +31,7 @@ def inputs() -> list[Any]:
     return [tensor]
 
 
+@pytest.mark.slow
 @without_front_ends
 def test_each_shows_the_stages_it_reached(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate", "gate", LIMITS)

@@ -39,6 +39,7 @@ class TritonPythonModel:
 CONFIG = config("IN:TYPE_INT32:1", "OUT:TYPE_INT32:1", 0, "model_transaction_policy { decoupled: true }")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
 def test_a_client_that_leaves_a_stream_in_the_middle(tmp_path: Path, front: str) -> None:
     python_model(tmp_path / "models", "m", MODEL, CONFIG)

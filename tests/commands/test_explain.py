@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.http as httpclient
 
 from tests.support.repository import identity_config, write_model
@@ -20,6 +21,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, " ".join(done.stdout.split()), done.stderr
 
 
+@pytest.mark.slow
 def test_it_reads_a_repository(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config(extra="dynamic_batching { }"))
     status, out, _ = run("m", f"--model-repository={tmp_path}")
@@ -28,6 +30,7 @@ def test_it_reads_a_repository(tmp_path: Path) -> None:
     assert status == 1 and f"there is no model 'nope' in {tmp_path}" in err
 
 
+@pytest.mark.slow
 def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config(pairs=1, extra="dynamic_batching { }"))
     with ServerProcess(tmp_path) as server:
@@ -41,6 +44,7 @@ def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None
         assert status == 1 and "Request for unknown model: 'nope' is not found" in err
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named() -> None:
     status, _, err = run("m", "--url=127.0.0.1:1")
     assert status == 1 and "urlopen" not in err

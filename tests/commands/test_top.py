@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.http as httpclient
 
 from tests.support.repository import identity_config, write_model
@@ -25,6 +26,7 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_once_and_interactive(tmp_path: Path) -> None:
     write_model(tmp_path, "busy", identity_config(pairs=1))
     write_model(tmp_path, "idle", identity_config(pairs=1))
@@ -104,6 +106,7 @@ class Other(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_other_servers_and_no_server() -> None:
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         thread = threading.Thread(target=other.serve_forever)

@@ -155,6 +155,7 @@ def test_parallel_steps_get_lanes_of_their_own_and_flows(tmp_path: Path) -> None
         assert [event["id"] for event in events if event["ph"] == "s"] == [3]
 
 
+@pytest.mark.slow
 def test_requests_that_overlap(tmp_path: Path) -> None:
     """Any times: slices of a lane are nested or apart, and lanes are used again."""
     rng = random.Random(11)

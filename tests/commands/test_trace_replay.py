@@ -126,6 +126,7 @@ def test_every_kind_is_as_recorded(every_kind: Path, traced: Traced, replay: Rep
         assert lines[-1].startswith("12 requests replayed: 12 as recorded, 0 different, 0 failed; 1 left out")
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_changed_model_is_found_out(
     every_kind: Path, changed: ServerProcess, replay: Replay, protocol: str

@@ -196,6 +196,7 @@ def test_files_larger_than_memory(big: Path, tmp_path: Path, action: str) -> Non
         assert sum(e.get("cat") == "request" for e in json.loads(out.read_text())["traceEvents"]) == 8000
 
 
+@pytest.mark.slow
 def test_the_limit_of_that_test_is_one() -> None:
     code = LIMITED.replace("sys.exit(", "x = bytearray(2 * int(sys.argv[1])); sys.exit(")
     done = subprocess.run([sys.executable, "-c", code, str(ROOM)], capture_output=True, text=True, timeout=60)

@@ -234,6 +234,7 @@ def test_steps_and_clients_are_told_apart(tmp_path: Path, capsys: pytest.Capture
     assert lines[at + 1 : at + 4] == ["  flow (1): 269us", "    step (1): 269us, 1.5 per request", ""]
 
 
+@pytest.mark.slow
 def test_percentiles_of_many_and_of_few() -> None:
     from neptrio.traces.summary import Durations
 

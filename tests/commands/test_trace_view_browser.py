@@ -152,6 +152,7 @@ def test_filters_by_hand(tab: Browser, three: Path) -> None:
     assert len(tab.evaluate(TEXTS)) == 5 and tab.evaluate("location.hash.slice(1)") == ""
 
 
+@pytest.mark.slow
 def test_keys(tab: Browser, three: Path) -> None:
     tab.open(three)
     tab.evaluate("document.getElementById('table').focus()")

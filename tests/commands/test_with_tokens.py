@@ -47,6 +47,7 @@ def test_sequences_are_listed_with_their_tokens_and_ended(
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:2]] == [["two", "5"]]
 
 
+@pytest.mark.slow
 def test_statistics_and_configurations_are_read(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

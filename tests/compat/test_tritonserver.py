@@ -207,6 +207,7 @@ def test_a_forgotten_iterator_lets_the_model_go_on(server: tritonserver.Server) 
     assert counts["success"]["count"] >= 1
 
 
+@pytest.mark.slow
 def test_responses_in_a_queue_and_in_the_iterators(server: tritonserver.Server) -> None:
     found: queue.SimpleQueue[tritonserver.InferenceResponse] = queue.SimpleQueue()
     inputs = {"flag_input": numpy.array([[True]])}

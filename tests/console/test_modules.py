@@ -61,6 +61,7 @@ POINTS = ("HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITR
 ERRORS = ("", "", "no luck", "the request was cancelled", "it timed out", "exceeds maximum queue size 4")
 
 
+@pytest.mark.slow
 def test_stages_are_those_of_trace_view(folder: Path) -> None:
     choice = random.Random(3)
     given = []
@@ -168,6 +169,7 @@ def test_bodies_have_the_form_of_the_protocol(folder: Path) -> None:
     assert sizes == [17, 4]
 
 
+@pytest.mark.slow
 def test_images_become_tensors(folder: Path) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     rgb = pixels[:, :, :3]
@@ -185,6 +187,7 @@ def test_images_become_tensors(folder: Path) -> None:
         ("CHW", 3, 224, 224), ("HWC", 3, 480, 640), None, ("HWC", 1, 28, 28), ("CHW", 3, 224, 224)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_figures_of_an_interval(folder: Path) -> None:
     def stat(success: int, histogram: list[list[int]], sizes: dict[str, int]) -> dict[str, Any]:
         counts = {"count": success, "ns": 0}
@@ -210,6 +213,7 @@ def test_figures_of_an_interval(folder: Path) -> None:
     assert run(folder, "figures.js", "m.apart([[1, 2], [2, 5]])") == [[1, 2], [2, 3]]
 
 
+@pytest.mark.slow
 def test_durations_are_those_of_top(folder: Path) -> None:
     values = [1_000, 1_240, 9_940, 12_300, 870_000, 1_200_000, 35_000_000, 2_100_000_000]
     found = run(folder, "figures.js", "given.map(m.duration)", values)

@@ -86,6 +86,7 @@ def doubled(value: float) -> Any:
     return {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [value]}]}
 
 
+@pytest.mark.slow
 def test_requests_are_answered_like_a_clients() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         status, body = await Client(engine, "/v2/health/ready").whole()
@@ -186,6 +187,7 @@ def test_streamed_answers_come_part_by_part() -> None:
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["disconnect", "cancel"])
 def test_who_leaves_cancels_the_app(how: str) -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:

@@ -130,6 +130,7 @@ def numbered(number: int) -> Any:
     return who
 
 
+@pytest.mark.slow
 def test_a_models_thread_reaches_its_own_server_or_none(tmp_path: Path) -> None:
     text = config("TOLD:TYPE_BOOL:1", "ANSWER:TYPE_STRING:1", 0, IN_PROCESS)
     python_model(tmp_path, "asking", ASKING, text)

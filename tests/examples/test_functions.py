@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tritonclient.http as http_client
 
 from tests.support.server import ServerProcess
@@ -13,6 +14,7 @@ from tests.support.server import ServerProcess
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "functions.py"
 
 
+@pytest.mark.slow
 def test_as_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True, timeout=120
@@ -26,6 +28,7 @@ def test_as_a_program() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_served() -> None:
     with ServerProcess(None, "--metrics-port=0", command=("serve", f"{EXAMPLE}:server")) as server:
         with http_client.InferenceServerClient(server.http) as client:

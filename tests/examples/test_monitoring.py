@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -120,6 +121,7 @@ def _has_sequences() -> bool:
     return (Path(__file__).parents[2] / "src/neptrio/scheduling/sequence.py").exists()
 
 
+@pytest.mark.slow
 def test_every_query_names_an_existing_metric_and_label(tmp_path: Path) -> None:
     known, labels = all_metrics(tmp_path)
     if not _has_sequences():

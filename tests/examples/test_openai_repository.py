@@ -32,6 +32,7 @@ def ask(http: Http1, path: str, **members: Any) -> Any:
     return json.loads(reply.body)
 
 
+@pytest.mark.slow
 def test_the_language_model_writes_on() -> None:
     with serve("shakespeare") as server, Http1(server.http) as http:
         given = {"model": "shakespeare", "max_tokens": 5, "temperature": 0}
@@ -45,6 +46,7 @@ def test_the_language_model_writes_on() -> None:
         assert "this model knows the roles system, user and assistant, got tool" in reply.body.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INSTALLED, reason="the weights of minilm are installed")
 def test_missing_weights_are_named() -> None:
     with serve("minilm") as server, Http1(server.http) as http:

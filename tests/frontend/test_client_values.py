@@ -270,6 +270,7 @@ def called(call: Any, metadata: Any = ()) -> tuple[str, Any]:
         return error.code().name, error.details()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_over_grpc(servers: Servers) -> None:
     with (
         grpc.insecure_channel(servers.alone.grpc) as alone,

@@ -6,6 +6,8 @@ import os
 import struct
 from pathlib import Path
 
+import pytest
+
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.front import AREA
 from tests.frontend.test_front_ends import COUNT, clients_of_both, infer_body, pids
@@ -22,6 +24,7 @@ def shared_memory(pid: int) -> int:
     raise AssertionError("it has none")
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be(tmp_path: Path) -> None:
     """Of what it has taken, which the engine looks at whenever it has sent something."""
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.frontend.test_front_ends import COUNT, clients_of_both, pids
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
@@ -42,6 +44,7 @@ def change(client: Any, **settings: Any) -> None:
     assert client.receive()[0] == 200
 
 
+@pytest.mark.slow
 def test_what_one_changes_holds_in_all(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
     with ServerProcess(tmp_path, f"--frontends={COUNT}") as server:

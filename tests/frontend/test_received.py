@@ -103,6 +103,7 @@ def test_the_memory_comes_back_when_neither_side_looks(pair: FrontPair) -> None:
     assert held(pair) == NOTHING
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_takes_nothing_away(pair: FrontPair) -> None:
     """The engine may read until it has answered, which it does late."""
     request = pair.request(received(pair, LARGE))
@@ -155,6 +156,7 @@ def test_bodies_fill_their_own_memory_only(pair: FrontPair) -> None:
     assert len(memory(pair, AREA // 4)) == AREA // 4
 
 
+@pytest.mark.slow
 def test_a_request_that_could_not_be_packed_leaves_nothing_behind(pair: FrontPair) -> None:
     tensor = received(pair, LARGE)
     with pytest.raises(TypeError):
@@ -180,6 +182,7 @@ def test_a_way_that_is_closed_gives_no_memory(pair: FrontPair) -> None:
     np.testing.assert_array_equal(to_numpy(request.inputs[0]), LARGE)
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_front_end_that_has_ended_is_there_until_the_model_is_done() -> None:
     pair = FrontPair()
     pair.request(received(pair, LARGE))

@@ -221,6 +221,7 @@ def test_a_cached_answer_does_not_change_with_the_memory(server: ServerProcess, 
     assert stat["inference_stats"]["cache_hit"]["count"] >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_many_at_once_get_their_own_back(server: ServerProcess, protocol: str) -> None:
     """Answers of the identity model are sent from where the requests were received."""
@@ -242,6 +243,7 @@ def executed(server: ServerProcess, model: str) -> int:
         return int(json.loads(answer.read())["model_stats"][0]["inference_count"])
 
 
+@pytest.mark.slow
 def test_an_answer_stays_until_its_client_has_read_it(server: ServerProcess) -> None:
     array = np.arange(4 * MIB, dtype=np.float32)
     before = executed(server, "echo")

@@ -199,6 +199,7 @@ def test_send_times_are_the_engines(traced: Traced, way: Callable[..., None]) ->
     assert made <= start <= end <= begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_who_has_an_answer_finds_its_trace(traced: Traced, way: Callable[..., None]) -> None:
     for _ in range(20):
@@ -254,6 +255,7 @@ def test_each_response_of_a_stream(traced: Traced) -> None:
         assert start < received
 
 
+@pytest.mark.slow
 def test_an_answer_that_a_worker_classifies(traced: Traced) -> None:
     name = traced.name()
     given = grpcclient.InferInput("INPUT0", [1, 2_000_000], "FP32")

@@ -40,6 +40,7 @@ def template(server: ServerProcess) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_template_is_started_again(repository: Path) -> None:
     with ServerProcess(repository, FRONTS) as server:
         old = pids(server)
@@ -50,6 +51,7 @@ def test_a_killed_template_is_started_again(repository: Path) -> None:
             assert client.is_model_ready("m")
 
 
+@pytest.mark.slow
 def test_a_front_end_that_cannot_be_started_is_tried_again(repository: Path) -> None:
     with ServerProcess(repository, FRONTS) as server:
         old = pids(server)
@@ -61,6 +63,7 @@ def test_a_front_end_that_cannot_be_started_is_tried_again(repository: Path) -> 
             assert client.is_model_ready("m")
 
 
+@pytest.mark.slow
 def test_a_stopped_front_end_does_not_hold_loads(repository: Path, tmp_path: Path) -> None:
     env = with_constant(tmp_path, "ANNOUNCE_SECONDS", 1)
     flags = (FRONTS, "--model-control-mode=explicit")
@@ -77,6 +80,7 @@ def test_a_stopped_front_end_does_not_hold_loads(repository: Path, tmp_path: Pat
         assert mine in pids(server)
 
 
+@pytest.mark.slow
 def test_the_pause_before_a_front_end_starts_again_does_not_delay_the_exit(
     repository: Path, tmp_path: Path
 ) -> None:

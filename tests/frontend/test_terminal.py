@@ -49,6 +49,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--frontends=1", "--log-verbose=2")], ids=["alone", "a front end"])
 def test_ctrl_c_lets_a_request_under_way_finish(tmp_path: Path, flags: tuple[str, ...]) -> None:
     terminal = tmp_path / "terminal"

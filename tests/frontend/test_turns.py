@@ -71,6 +71,7 @@ def answer(clients: list[socket.socket]) -> None:
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_connections_made_at_once_are_shared_out(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
     with ServerProcess(tmp_path, "--frontends=3") as server:
@@ -83,6 +84,7 @@ def test_connections_made_at_once_are_shared_out(tmp_path: Path) -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_holds_nobody_up(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
     with ServerProcess(tmp_path, "--frontends=2") as server:
@@ -97,6 +99,7 @@ def test_one_that_is_stopped_holds_nobody_up(tmp_path: Path) -> None:
             os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_one_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
     with ServerProcess(tmp_path, "--frontends=2") as server:

@@ -101,6 +101,7 @@ def post(server: ServerProcess, path: str, body: Any) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_a_server_that_gets_no_threads_goes_on(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "asked", ASKED)
     isolated(tmp_path / "models", "apart", ASKED)
@@ -131,6 +132,7 @@ def test_a_server_that_gets_no_threads_goes_on(tmp_path: Path) -> None:
         assert value(scrape(server), "nv_cpu_utilization") >= 0
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_there_are_no_threads_is_started_when_there_are(tmp_path: Path) -> None:
     isolated(tmp_path / "models", "apart", ASKED)
     without = NoThreads(tmp_path)

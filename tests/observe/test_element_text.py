@@ -67,6 +67,7 @@ def test_real_numbers_are_numpys(name: str, kind: str) -> None:
     assert texts[: len(EDGES)] == [_short(value) for value in values[: len(EDGES)]]
 
 
+@pytest.mark.slow
 def test_all_halves() -> None:
     values = np.arange(1 << 16, dtype="<u2")
     halves = numbers_text(values.tobytes(), datatypes.NUMBER["FP16"]).decode().split(",")
@@ -115,6 +116,7 @@ def _strings(elements: list[bytes]) -> str:
     return ",".join(f'"{text}"' for text in texts)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.binary(max_size=9) | st.text('\\",aé€😀\n\x00\x7f\u2028', max_size=6).map(str.encode), max_size=5
@@ -146,6 +148,7 @@ def test_strings_are_escaped_as_python_does(elements: list[bytes]) -> None:
     assert (count, end, all_text) == (len(elements), len(raw), all(map(is_text, elements)))
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(1, 8))
 def test_a_string_that_is_cut_off_is_left_out(elements: list[bytes], less: int) -> None:
     raw = join_bytes(elements)[:-less]

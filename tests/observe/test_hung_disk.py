@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.http as httpclient
 
 from tests.support.no_threads import with_site
@@ -27,6 +28,7 @@ trace_file.TraceWriter._append = hang
 """
 
 
+@pytest.mark.slow
 def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "m", identity_config("TYPE_FP32", "1", pairs=1))
     flags = (f"--trace-config=triton,file={tmp_path}/trace.json", "--trace-config=rate=1")

@@ -94,6 +94,7 @@ def operate(client: httpclient.InferenceServerClient, chance: random.Random) -> 
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations(server: EmbeddedServer, seed: int) -> None:
     looked = Looked(server)

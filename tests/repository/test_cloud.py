@@ -262,6 +262,7 @@ def s3() -> Iterator[str]:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_an_s3_server(s3: str, tmp_path: Path) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
     script = (
@@ -298,6 +299,7 @@ def test_an_s3_server(s3: str, tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_checking_cloud_storage(tmp_path: Path) -> None:
     write_model(tmp_path, "good", ONNX, {"1/model.onnx": onnx_models.add_sub()})
     write_model(tmp_path, "bad", "oops", {"1/model.onnx": b"x"})
@@ -312,6 +314,7 @@ def test_checking_cloud_storage(tmp_path: Path) -> None:
     assert status == 2 and "cannot be read" in text
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_when_it_is_not_used(tmp_path: Path) -> None:
     code = (
         "import sys, neptrio.server\nfrom neptrio.settings import Settings\nfrom pathlib import Path\n"

@@ -76,6 +76,7 @@ def cycle(server: EmbeddedServer, name: str) -> bool:
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["identity", "sequences", "together", "python", "kernel", "fails", "wrong", "unknown"]
 )

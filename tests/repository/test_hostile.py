@@ -245,6 +245,7 @@ def test_huge_numbers_are_refused_at_once(server: ServerProcess, changes: dict[s
     still_serves(server)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(st.text() | st.from_regex(r"[{}\[\]\",:a-z0-9. -]{0,60}"))
 def test_a_load_with_any_text_as_configuration_returns(server: ServerProcess, text: str) -> None:
@@ -277,6 +278,7 @@ def test_a_load_with_damaged_files_returns(server: ServerProcess, data: st.DataO
 # ------------------------------------------------------------------------------ folders
 
 
+@pytest.mark.slow
 def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").write_text("x")
@@ -378,6 +380,7 @@ def test_a_configuration_that_changes_while_it_is_read(
     assert len(reads) == 2 and found.source.config.max_batch_size == 4
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_written_without_end(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "m", identity_config())
     texts = [identity_config(max_batch_size=size) for size in (4, 8)]
@@ -485,6 +488,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_an_isolated_model_that_segfaults(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "crash", PYTHON + ISOLATED, {"1/model.py": CRASH, "crash": ""})
     write_model(tmp_path, "m", identity_config())

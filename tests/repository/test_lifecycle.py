@@ -25,6 +25,7 @@ def test_every_state_is_reached_and_left() -> None:
     assert {state for state, _ in TABLE} == set(State)
 
 
+@pytest.mark.slow
 def test_whatever_happens_in_whatever_order_is_in_the_table() -> None:
     """All sequences of six happenings as the manager lets them follow each other: one load at a time."""
     happenings = ("begin", *LOADS, Event.WITHDRAW, Event.RETIRED)

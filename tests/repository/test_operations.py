@@ -166,6 +166,7 @@ def check(
         assert errors == [] and {name for _, name, _ in operations} <= serving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [False, True])
 def test_three_concurrent_operations(tmp_path: Path, loaded: bool) -> None:
     for seed, operations in enumerate(itertools.product(OPERATIONS, repeat=3)):
@@ -174,6 +175,7 @@ def test_three_concurrent_operations(tmp_path: Path, loaded: bool) -> None:
             trio.run(play, tmp_path, loaded, list(operations), chance)
 
 
+@pytest.mark.slow
 def test_three_concurrent_operations_on_broken_models(tmp_path: Path) -> None:
     for seed, operations in enumerate(itertools.product(OPERATIONS, repeat=3)):
         for failing in ("a", "e"):

@@ -30,6 +30,7 @@ def load_at_once(server: ServerProcess, name: str, kind: str) -> None:
         client._client_stub.RepositoryModelLoad(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_an_async_load_tells_its_progress(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -62,6 +63,7 @@ def test_an_async_load_tells_its_progress(tmp_path: Path, kind: str) -> None:
         assert told["versions"][0]["state"] == "READY", "the old one serves"
 
 
+@pytest.mark.slow
 def test_warm_up_is_a_phase(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     warm = "model_warmup { name: 'w' batch_size: 1 " + "".join(
@@ -82,6 +84,7 @@ def test_warm_up_is_a_phase(tmp_path: Path) -> None:
         until(lambda: "loading" not in progress(server, "slow"), "the load has ended")
 
 
+@pytest.mark.slow
 def test_load_times_in_the_index(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config())
     write_model(tmp_path, "n", identity_config())

@@ -48,6 +48,7 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_live_sequences_finish_on_the_instances_they_have(sequences: ServerProcess, model: str) -> None:
     """Three sequences on three instances; then there is one instance, then there are two."""
@@ -81,6 +82,7 @@ def test_live_sequences_finish_on_the_instances_they_have(sequences: ServerProce
         assert (found["slots"], found["slots_used"], found["sequences"]) == (3, 0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["storm_direct", "storm_oldest"])
 def test_sequences_run_on_through_every_change(sequences: ServerProcess, model: str) -> None:
     numbers = itertools.count(1)
@@ -114,6 +116,7 @@ def test_sequences_run_on_through_every_change(sequences: ServerProcess, model: 
     until(lambda: threads_of(sequences) <= threads + 2, lambda: (threads, threads_of(sequences)))
 
 
+@pytest.mark.slow
 def test_a_python_sequence_model_hears_of_the_end_before_it_is_finalized(tmp_path: Path) -> None:
     code = """
 import json

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -33,6 +35,7 @@ def attempts(repository: Path, model: str) -> int:
     return len((repository / model / "attempts").read_text())
 
 
+@pytest.mark.slow
 def test_a_load_is_tried_again(tmp_path: Path) -> None:
     for name, failures in (("at_once", 0), ("second", 1), ("third", 2), ("fourth", 3)):
         write_model(tmp_path, name, CONFIG, {"1/model.py": FAILS.format(failures)})

@@ -80,6 +80,7 @@ class Storm:
             thread.join(300)
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_in_reloads(tmp_path: Path) -> None:
     for name in ("m", "first"):
         write_model(tmp_path, name, identity_config(extra="dynamic_batching { }"))
@@ -168,6 +169,7 @@ def _pending(client: Any, name: str) -> int:
     return int(live["live"]["accepted"])
 
 
+@pytest.mark.slow
 def test_a_load_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     repository = tmp_path / "repository"

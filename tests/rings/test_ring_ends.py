@@ -220,6 +220,7 @@ def settle(pair: Pair) -> dict[str, Any]:
     return {**pair.server.statistics(), **{f"child_{k}": v for k, v in pair.child.statistics().items()}}
 
 
+@pytest.mark.slow
 def test_everything_is_given_back(pair: Pair) -> None:
     array = np.arange(BIG, dtype=np.float32)
     for _ in range(40):  # far more than fits at once
@@ -235,6 +236,7 @@ def test_everything_is_given_back(pair: Pair) -> None:
     assert held["child_passing"] <= 1  # freed with the next message
 
 
+@pytest.mark.slow
 def test_an_input_that_the_model_keeps_stays_what_it_is(pair: Pair) -> None:
     kept = []
     for i in range(4):
@@ -250,6 +252,7 @@ def test_an_input_that_the_model_keeps_stays_what_it_is(pair: Pair) -> None:
     assert settle(pair)["blocks"] == 0
 
 
+@pytest.mark.slow
 def test_messages_larger_than_the_slab_take_segments_of_their_own(pair: Pair) -> None:
     array = np.arange(AREA, dtype=np.int32)  # four times the area
     (tensor,) = pair.outputs(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -188,6 +189,7 @@ def drive(target: Any, policy: BatchingPolicy, instances: int, steps: list[tuple
             target.advance(100 * MS)
 
 
+@pytest.mark.slow
 @often
 @written
 @given(policies(), st.integers(1, 3), operations)
@@ -200,6 +202,7 @@ def test_it_does_what_the_reference_does(
     assert bench.events == reference.events
 
 
+@pytest.mark.slow
 @often
 @written
 @given(policies(), st.integers(1, 3), operations)
@@ -233,6 +236,7 @@ def test_nothing_is_lost_doubled_overtaken_or_executed_too_late(
             started[level] = int(id)
 
 
+@pytest.mark.slow
 @often
 @given(policies(ordered=True), st.integers(1, 3), operations)
 def test_preserved_order_is_the_order_of_arrival(

@@ -176,6 +176,7 @@ if SOAK:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bounds", EXPLORED, ids=lambda b: f"{'oldest' if b.oldest else 'direct'}-{b[:2]}-{b.runs}"
 )

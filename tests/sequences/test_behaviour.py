@@ -156,6 +156,7 @@ def test_timeout_acts_in_the_backlog_only(server: ServerProcess) -> None:
     assert fails(server, "free") == 2
 
 
+@pytest.mark.slow
 def test_a_cancelled_request_at_the_head_cancels_the_sequence(tmp_path: Path) -> None:
     write_model(tmp_path, "held", LATCHED_CONFIG, {"1/model.py": LATCHED})
     with (

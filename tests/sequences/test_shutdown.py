@@ -53,6 +53,7 @@ def test_idle_time_ends_what_its_client_does_not(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_exit_timeout_ends_what_idles_for_longer(tmp_path: Path) -> None:
     write_model(tmp_path, "m", sequence_config("direct { }", 4, idle_us=HOUR_US))
     server = ServerProcess(tmp_path, "--exit-timeout-secs=8")

@@ -65,6 +65,7 @@ def check(got: dict[str, Any]) -> None:
     assert (held["inflight_bytes"] > 0) == (held["accepted"] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", STRATEGIES)
 def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: str) -> None:
     """More sequences than slots, failing requests, refused ones; a reader checks all the while."""
@@ -150,6 +151,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_sequences_take_their_turns(tmp_path: Path) -> None:
     """Direct and oldest share one resource: two instances each, never two executions at once."""
     log = tmp_path / "log"

@@ -141,6 +141,7 @@ def test_verbs_over_http(server: ServerProcess) -> None:
         assert status == 400 and message in answer["error"], body
 
 
+@pytest.mark.slow
 def test_verbs_with_the_clients(server: ServerProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         assert client.get_cuda_shared_memory_status() == []

@@ -126,6 +126,7 @@ def test_files_in_load_calls_are_taken_on_loopback_alone(repository: Path) -> No
         assert load(server, "brought", **FILES).status == 200
 
 
+@pytest.mark.slow
 def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> None:
     """What decides which code runs is taken from the model's own configuration."""
     own = {"string_value": "A=1"}

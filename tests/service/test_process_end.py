@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess, without_front_ends
 
@@ -54,6 +56,7 @@ parameters { key: "isolation" value { string_value: "none" } }
 """
 
 
+@pytest.mark.slow
 @without_front_ends  # it is the process with the models that this is about
 def test_threads_that_go_on_do_not_end_the_server_with_an_abort(tmp_path: Path) -> None:
     file = tmp_path / "told"

@@ -98,6 +98,7 @@ def provoke(server: ServerProcess) -> None:
     server.until_logged("KeyError: 'not there'")
 
 
+@pytest.mark.slow
 def test_a_traceback_in_the_log_fails_the_test_unless_it_is_provoked(tmp_path: Path) -> None:
     write_model(tmp_path, "fails", CONFIG, {"1/model.py": FAILS})
     with (
@@ -141,6 +142,7 @@ def test_a_coroutine_that_never_ran():
 """
 
 
+@pytest.mark.slow
 def test_what_nobody_catches_fails_a_test(tmp_path: Path) -> None:
     """With the suite's settings warnings are errors, and so are exceptions that are otherwise only reported."""
     (tmp_path / "test_uncaught.py").write_text(UNCAUGHT)

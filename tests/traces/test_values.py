@@ -46,6 +46,7 @@ def test_any_bits_of_a_number_come_back(name: str, raw: bytes) -> None:
     assert np.isnan(back[~numbers].astype(np.float64)).all()
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.binary(max_size=12) | st.text(alphabet='\\",a\u2028\n', max_size=6).map(str.encode), max_size=5

@@ -109,6 +109,7 @@ def test_recent_traces_are_no_ones_but_the_operators(server: ServerProcess) -> N
         assert admin.request("GET", "/v2/trace/recent").status == 200
 
 
+@pytest.mark.slow
 def test_the_public_grpc_port_changes_nothing(server: ServerProcess) -> None:
     with triton_grpc.InferenceServerClient(server.grpc) as client:
         denied(lambda: client.load_model("simple"))
@@ -302,6 +303,7 @@ def test_an_operator_gets_in_when_clients_have_all_descriptors(repository: Path,
             client.close()
 
 
+@pytest.mark.slow
 def test_the_newest_admin_connection_takes_the_place_of_the_oldest(repository: Path, place: str) -> None:
     """Whoever keeps connections open locks no operator out."""
     with ServerProcess(repository, f"--admin-address={place}", *EXPLICIT, limits="ulimit -n 256") as server:
@@ -313,6 +315,7 @@ def test_the_newest_admin_connection_takes_the_place_of_the_oldest(repository: P
             connection.close()
 
 
+@pytest.mark.slow
 def test_tokens_and_audit_hold_at_the_admin_listener(repository: Path, tmp_path: Path, place: str) -> None:
     tokens, audit = tmp_path / "auth.toml", tmp_path / "audit"
     tokens.write_text(row("boss", "admin", "read") + row("app", "infer"))
@@ -373,6 +376,7 @@ def test_at_a_unix_socket_the_host_does_not_matter(server: ServerProcess) -> Non
 # ------------------------------------------------------------ TLS
 
 
+@pytest.mark.slow
 def test_a_tcp_address_speaks_tls_where_rest_does(repository: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
@@ -399,6 +403,7 @@ def test_a_tcp_address_speaks_tls_where_rest_does(repository: Path, tmp_path: Pa
             assert plain.closed()
 
 
+@pytest.mark.slow
 def test_certificates_hold_at_the_admin_listener(repository: Path, tmp_path: Path) -> None:
     made = Certificates(tmp_path)
     certificate, key = made.issue("server")
@@ -454,6 +459,7 @@ def test_certificates_hold_at_the_admin_listener(repository: Path, tmp_path: Pat
 # ------------------------------------------------------------ the socket file
 
 
+@pytest.mark.slow
 def test_the_file_is_its_owners_and_goes_with_the_server(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "admin"
     with ServerProcess(repository, f"--admin-address=unix:{path}") as server:
@@ -464,6 +470,7 @@ def test_the_file_is_its_owners_and_goes_with_the_server(repository: Path, tmp_p
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
+@pytest.mark.slow
 def test_a_dead_servers_file_is_replaced_and_a_living_ones_is_not(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "admin"
     flag = f"--admin-address=unix:{path}"

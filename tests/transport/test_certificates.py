@@ -229,6 +229,7 @@ def test_the_audit_log_names_the_certificate(
     assert "commonName=trainer-7" in found[1]["certificate"]
 
 
+@pytest.mark.slow
 def test_the_file_is_read_again_for_connections_that_are_there(
     certificates: Certificates, tmp_path: Path
 ) -> None:

@@ -242,6 +242,7 @@ def full(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Full]:
         yield Full(tmp_path, stack, *flags)
 
 
+@pytest.mark.slow
 def test_a_connection_too_many_is_told_why_and_when(full: Full) -> None:
     server = full.server
     why = "the server has its most connections, 2 (--max-connections); try again in 5 seconds"
@@ -343,6 +344,7 @@ def test_one_address_leaves_room_for_others(repository: Path) -> None:
         until(lambda: infer(server) == 200, "the address has room again")
 
 
+@pytest.mark.slow
 def test_an_idle_grpc_connection_ends(repository: Path) -> None:
     assert Settings().http_keep_alive_timeout_secs == 600
     assert Settings().grpc_max_connection_idle_ms == 600_000

@@ -145,6 +145,7 @@ def tensor(module: Any) -> Any:
 # ---------------------------------------------------------------- forwarding over HTTP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS)
 def test_http_headers_become_parameters(front: str, start: Start) -> None:
     with connect(front, start, FORWARD) as client:
@@ -379,6 +380,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS)
 def test_a_restricted_api_wants_its_header(front: str, start: Start) -> None:
     refused = {"error": "This API is restricted, expecting header 'Admin-Key'"}
@@ -403,6 +405,7 @@ def test_restricted_http_with_the_client(restricted: ServerProcess) -> None:
         assert client.infer("parameters", [tensor(triton_http)], headers=key).as_numpy("OUT") is not None
 
 
+@pytest.mark.slow
 def test_restricted_protocols_want_their_metadata(restricted: ServerProcess) -> None:
     key, key2 = {"triton-grpc-protocol-key": "val"}, {"triton-grpc-protocol-k2": "v"}
     text = "This protocol is restricted, expecting header 'triton-grpc-protocol-{}'"
@@ -457,6 +460,7 @@ def test_every_endpoint_belongs_to_a_category(repository: Path) -> None:
 # ---------------------------------------------------------------- secrets that are not on the command line
 
 
+@pytest.mark.slow
 def test_secrets_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "simple", identity_config())
     secrets = tmp_path / "secrets"

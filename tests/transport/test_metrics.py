@@ -194,6 +194,7 @@ def samples(text: str, prefix: str, model: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_what_nobody_uses_is_told_in_few_words(fifty: Path) -> None:
     """A page of 50 idle models is under 100 KB and has all that a Triton server has of them."""
     used, idle = "a_model_with_a_name_00", "a_model_with_a_name_01"
@@ -359,6 +360,7 @@ ensemble_scheduling { step [
 """
 
 
+@pytest.mark.slow
 def test_every_decoupled_model_has_a_first_response(tmp_path: Path) -> None:
     """Written with async, told by the model itself, in its own process, and an ensemble of such models."""
     plain = config("IN:TYPE_INT32:1", "OUT:TYPE_INT32:1")

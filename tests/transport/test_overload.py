@@ -72,6 +72,7 @@ def probes_are_answered(server: ServerProcess, kind: str) -> None:
         assert metrics.request("GET", "/metrics").status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_requests_in_a_second_than_an_address_may_make(repository: Path, kind: str) -> None:
     with start(repository, kind, "--max-requests-per-second-per-address=1") as server:
@@ -124,6 +125,7 @@ GATED = json.dumps(
 ).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_requests_at_once_than_an_address_may_have(gate: tuple[Path, Gate], kind: str) -> None:
     repository, door = gate
@@ -183,6 +185,7 @@ def test_a_body_that_does_not_fit_what_all_may_hold(repository: Path, kind: str,
             assert sender.request("POST", INFER, BODY).status == 200
 
 
+@pytest.mark.slow
 @without_front_ends
 def test_bodies_of_several_clients_count_together(repository: Path) -> None:
     with start(repository, "lean", "--max-held-bytes=4000000") as server:

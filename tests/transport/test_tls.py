@@ -39,6 +39,7 @@ def start(tmp_path: Path, certificates: Certificates) -> Start:
     )
 
 
+@pytest.mark.slow
 def test_rest_clients_must_show_a_certificate(start: Start, certificates: Certificates) -> None:
     certificates.issue("known")
     certificates.issue("stranger", trustme.CA())
@@ -53,6 +54,7 @@ def test_rest_clients_must_show_a_certificate(start: Start, certificates: Certif
                     client.request("GET", "/v2")
 
 
+@pytest.mark.slow
 def test_versions_and_ciphers(start: Start, certificates: Certificates) -> None:
     old = certificates.client()
     old.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -285,6 +285,7 @@ def test_a_changed_file_holds_without_a_restart(repository: Path, tmp_path: Path
         assert ask(client, "new", "POST", INFER, BODY).status == 200
 
 
+@pytest.mark.slow
 def test_probes_that_are_closed_too(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "auth.toml"
     file.write_text("open_health = false\n" + row("read", "read"))

@@ -126,6 +126,7 @@ def test_decoding_agrees_with_protobuf(
     assert [o.name for o in request.outputs or []] == outputs
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     name=WIRE_TEXT,
@@ -396,6 +397,7 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
         assert str(error).startswith("malformed message")
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_damaged_messages_decode_or_are_refused(data: st.DataObject) -> None:

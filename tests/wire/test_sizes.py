@@ -145,6 +145,7 @@ def test_every_verb_with_a_body_is_tried() -> None:
     assert set(DOCUMENTS) == {verb for verb, _, methods in routes.TABLE if "POST" in methods}
 
 
+@pytest.mark.slow
 def test_long_fields_over_rest(server: ServerProcess) -> None:
     before = memory(server)
     for verb, (path, document) in DOCUMENTS.items():
@@ -157,6 +158,7 @@ def test_long_fields_over_rest(server: ServerProcess) -> None:
     check(server, before)
 
 
+@pytest.mark.slow
 def test_long_fields_over_grpc(server: ServerProcess) -> None:
     before = memory(server)
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

@@ -386,6 +386,7 @@ def test_regions_as_inputs_and_outputs(region_server: Any, module: Any) -> None:
             client.infer("a", **request(module=module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [grpcclient, httpclient], ids=["grpc", "http"])
 def test_the_loop_does_not_wait_for_a_copy_into_a_region(region_server: Any, module: Any) -> None:
     """A worker waits for it: the server answers others while the device copies nothing."""
@@ -504,6 +505,7 @@ def test_a_region_is_lost_with_its_context(region_server: Any) -> None:
             client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
 
 
+@pytest.mark.slow
 def test_a_region_may_be_a_part_of_an_allocation(region_server: Any) -> None:
     """Its handle opens the whole block, and the region may not go beyond the block's end."""
     import base64

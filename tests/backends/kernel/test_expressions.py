@@ -100,6 +100,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_agrees_with_python(text: str) -> None:
     python = text.replace("X.size", "315").replace("Y.shape[0]", "5").replace("batch", "5")
@@ -115,6 +116,7 @@ def test_agrees_with_python(text: str) -> None:
         assert "64 bits" in str(error)  # an intermediate value was too large
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="()[].,+-*/%<>= abXY019\n", max_size=40))
 def test_any_text_parses_or_is_refused(text: str) -> None:
     try:

@@ -306,6 +306,7 @@ print([d.cuLaunchKernel(kernel, 1, 1, 1, n, 1, 1, 0, a, 0, 0)[0].name for n in (
         assert done.stdout == "512\n['CUDA_SUCCESS', 'CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES']\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold, kept", [(0, 0), (2**64 - 1, 100_000)])
 def test_a_pool_keeps_what_its_threshold_says(threshold: int, kept: int) -> None:
     code = f"""

@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 
 pytestmark = needs_fake_gpu
 
 
+@pytest.mark.slow
 def test_bare_launches_of_a_batch_that_became_a_graph() -> None:
     """They need addresses of their own: the graph has those of its recording."""
     code = "from benchmarks.gpu import overhead; print('\\n'.join(overhead('GPU', 5)))"

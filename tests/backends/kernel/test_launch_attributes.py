@@ -24,6 +24,7 @@ def config(launch: str, group: str = GPU) -> str:
     return add_config(group).replace(PLAIN, launch)
 
 
+@pytest.mark.slow
 @needs_fake_gpu
 def test_launches_have_the_attributes_that_the_configuration_asks_for(tmp_path: Path) -> None:
     launches = {
@@ -47,6 +48,7 @@ def test_launches_have_the_attributes_that_the_configuration_asks_for(tmp_path: 
         assert gpu.live() == {}
 
 
+@pytest.mark.slow
 @needs_fake_gpu
 def test_more_blocks_than_run_at_once_fail_their_request_alone(tmp_path: Path) -> None:
     write_model(tmp_path, "add", config("<<<X.size, 64, 0, cooperative>>>"), {"1/model.cu": ADD})

@@ -30,6 +30,7 @@ def test_on_the_host() -> None:
         runner.close()
 
 
+@pytest.mark.slow
 @needs_fake_gpu
 def test_on_the_fake_gpu() -> None:
     code = """

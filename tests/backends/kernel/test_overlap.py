@@ -94,6 +94,7 @@ def test_copies_and_kernels_have_streams_of_their_own_with_events_between(reposi
             assert ("record", source, waits[0][2]) in lines[: lines.index(waits[0])]
 
 
+@pytest.mark.slow
 def test_while_nothing_else_is_under_way_one_stream_does_everything_and_then_one_graph(
     repository: Path,
 ) -> None:

@@ -248,6 +248,7 @@ def grown(measure: Callable[[], int], work: Callable[[], None], most: int) -> in
             return found
 
 
+@pytest.mark.slow
 def test_executions_leave_nothing(tmp_path: Path) -> None:
     """Answers, gathered batches and inputs handed through: 1 MiB is 100 bytes for each."""
     content = onnx_models.model(

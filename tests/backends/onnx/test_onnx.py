@@ -358,6 +358,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["", "python"])
 def test_load_errors(tmp_path: Path, api: str) -> None:
     for name, (extra, content, file, _) in BAD.items():
@@ -374,6 +375,7 @@ def test_load_errors(tmp_path: Path, api: str) -> None:
         assert client.get_model_config("good")["max_batch_size"] == 16
 
 
+@pytest.mark.slow
 def test_auto_completion_can_be_off(tmp_path: Path) -> None:
     write_model(tmp_path, "bare", 'backend: "onnxruntime"', {"1/model.onnx": onnx_models.identity()})
     with (

@@ -85,6 +85,7 @@ def server(tmp_path: Path) -> Any:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bursts,count,size", [(10, 200, 1 << 14), (10, 20, 1 << 17), (20, 1000, 1)])
 def test_a_burst_beside_other_processes_is_complete(
     server: ServerProcess, bursts: int, count: int, size: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
@@ -47,6 +48,7 @@ ensemble_scheduling { step [
 """
 
 
+@pytest.mark.slow
 def test_indices_that_change_end_nobody(tmp_path: Path) -> None:
     table = numpy_helper.from_array(np.arange(10, dtype=np.float32), "TABLE")
     gather = model(

@@ -241,6 +241,7 @@ def test_a_model_may_write_to_its_inputs(server: ServerProcess, module: Any, cou
     np.testing.assert_array_equal(call(module, server, "in_place", array).as_numpy("OUT"), array * 2)
 
 
+@pytest.mark.slow
 def test_a_model_may_reuse_its_output_buffer(server: ServerProcess) -> None:
     """Many requests in flight at once, each answered with what the buffer held for it."""
     with grpcclient.InferenceServerClient(server.grpc) as client:

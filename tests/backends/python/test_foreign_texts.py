@@ -195,6 +195,7 @@ def test_a_load_that_fails_without_a_text_says_why(server: ServerProcess, stage:
     assert SAYS[1] in row["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("code", [ASYNC, SENDER], ids=["async", "sync"])
 def test_a_finalize_that_fails_without_a_text_ends(tmp_path: Path, code: str, way: str) -> None:
@@ -224,6 +225,7 @@ class Mine(neptrio.TritonError):
 RAISED = {"silent": Silent, "half": lambda: ValueError("half \ud800"), "mine": lambda: Mine("not here")}
 
 
+@pytest.mark.slow
 def test_functions_that_fail_without_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest keeps what is logged for its report, and cannot pass half of a pair on from one of its processes to another
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
@@ -315,6 +317,7 @@ def worded_elsewhere(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nobody_else_words_what_a_model_raises() -> None:
     source = Path(neptrio.__file__).parents[1]
     folders = [source / "triton_python_backend_utils", *(source / "neptrio" / at for at in MODELS_RUN_IN)]

@@ -24,6 +24,7 @@ class TritonPythonModel:
 PRELOAD = "\ndef preload(args):\n    pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [LIST, LIST + PRELOAD], ids=["plain", "preloaded"])
 def test_a_program_that_a_model_starts_inherits_no_memory_and_no_bell(tmp_path: Path, code: str) -> None:
     isolated(tmp_path, "list", code, config(outputs="OUT:TYPE_STRING:1"))

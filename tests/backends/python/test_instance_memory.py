@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.http as httpclient
 
 from tests.backends.python.models import config, python_model
@@ -26,6 +27,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @no_memory_figures
 def test_an_instance_of_a_small_model_has_under_12_mb_of_its_own(tmp_path: Path) -> None:
     python_model(tmp_path, "small", DOUBLE, config() + f" instance_group {{ count: {COUNT} kind: KIND_CPU }}")

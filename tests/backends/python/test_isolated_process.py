@@ -383,6 +383,7 @@ def test_nothing_is_left_after_unload(tmp_path: Path) -> None:
             assert first is not None and first.children == 0
 
 
+@pytest.mark.slow
 def test_children_end_with_the_server(tmp_path: Path) -> None:
     isolated(tmp_path, "reuse", execute.REUSE)
     server = ServerProcess(tmp_path)

@@ -108,6 +108,7 @@ def infer(server: ServerProcess, model: str, array: np.ndarray) -> Any:
         return client.infer(model, [tensor]).as_numpy("OUT").tolist()
 
 
+@pytest.mark.slow
 def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
     for name, base in (("one", 1), ("two", 100)):
         python_model(
@@ -300,6 +301,7 @@ def test_is_ready_has_a_limit(tmp_path: Path, isolation: str) -> None:
             until(lambda: http.is_model_ready("hanging") and grpc.is_model_ready("hanging"), server.log)
 
 
+@pytest.mark.slow
 def test_the_limit_of_is_ready_is_tritons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert READY_SECONDS == 5
     python_model(tmp_path, "moody", READY)
@@ -310,6 +312,7 @@ def test_the_limit_of_is_ready_is_tritons(tmp_path: Path, capsys: pytest.Capture
     assert "is-ready-timeout-seconds must be a number of seconds > 0, got 'soon'" in row["reason"]
 
 
+@pytest.mark.slow
 def test_instances_do_not_share_module_globals(tmp_path: Path) -> None:
     code = """
 import numpy as np, threading
@@ -476,6 +479,7 @@ def test_wrong_completions_name_property_tensor_and_model(tmp_path: Path, isolat
             assert f"version 1 is at UNAVAILABLE state: Internal: {reason}" in failure.value.message()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "reason"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
@@ -94,6 +95,7 @@ class Calls:
         self.client.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(tmp_path: Path) -> None:
     isolated(tmp_path, "m", PLAIN)
     with ServerProcess(tmp_path) as server, Calls(server) as calls:
@@ -102,6 +104,7 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
         assert calls.doubled() == [0, 2, 4, 6]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs(tmp_path: Path) -> None:
     limit = ' parameters { key: "EXECUTE_TIMEOUT_SECONDS" value: { string_value: "3" } }'
     isolated(tmp_path, "m", PLAIN, config() + limit)
@@ -110,6 +113,7 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
         assert calls.doubled() == [0, 2, 4, 6]
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_start_again(tmp_path: Path) -> None:
     folder = isolated(tmp_path, "m", PLAIN)
     with ServerProcess(tmp_path, failures="not twice") as server, Calls(server) as calls:
@@ -121,6 +125,7 @@ def test_a_process_that_does_not_start_again(tmp_path: Path) -> None:
             assert "could not be restarted" in told and "not twice" in told
 
 
+@pytest.mark.slow
 def test_requests_of_a_sequence_have_lost_their_state(tmp_path: Path) -> None:
     isolated(tmp_path, "m", PLAIN)
     with ServerProcess(tmp_path) as server, Calls(server, sequence_id=7) as calls:
@@ -131,6 +136,7 @@ def test_requests_of_a_sequence_have_lost_their_state(tmp_path: Path) -> None:
             assert "SIGKILL" in calls.error(f"double{number}").message()
 
 
+@pytest.mark.slow
 def test_an_async_model_has_begun_all_that_it_took(tmp_path: Path) -> None:
     isolated(tmp_path, "m", ASYNC)
     with ServerProcess(tmp_path) as server, grpcclient.InferenceServerClient(server.grpc) as client:

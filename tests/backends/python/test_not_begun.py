@@ -42,6 +42,7 @@ def ask(client: httpclient.InferenceServerClient, model: str, array: np.ndarray)
     return float(client.infer(model, [tensor]).as_numpy("OUT")[0])
 
 
+@pytest.mark.slow
 def test_without_descriptors_a_large_request_fails_and_the_next_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_ids_of_sequences_are_checked_before_a_request_is_accepted(tmp_path: Pat
         assert model.infer({"IN": np.ones(2, np.float32)}, sequence_id=np.uint64(7))["OUT"][0] == 2
 
 
+@pytest.mark.slow
 def test_a_model_that_calls_with_an_impossible_id_is_told(tmp_path: Path) -> None:
     isolated(tmp_path, "sum", SUM)
     isolated(tmp_path, "calling", CALLING, way="none")

@@ -77,6 +77,7 @@ def look(server: ServerProcess, model: str, id: str = "") -> dict[str, Any]:
         return found
 
 
+@pytest.mark.slow
 def test_a_model_runs_as_the_user_that_it_names(repository: Path) -> None:
     python_model(repository, "plain", MODEL.replace("    PRELOAD\n", "\n"), TEXT)
     python_model(repository, "user", MODEL.replace("    PRELOAD\n", "\n"), TEXT + USER)
@@ -110,6 +111,7 @@ def environment(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_all_that_an_archive_brings_runs_as_the_model(repository: Path) -> None:
     """Its interpreter is the model's, too: it must not begin as the server and change then."""
     given = {
@@ -133,6 +135,7 @@ def test_all_that_an_archive_brings_runs_as_the_model(repository: Path) -> None:
     assert runs.parent.stat().st_uid == NOBODY and runs.parent.name.endswith(f"-{NOBODY}-{GROUP}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SANITIZED, reason="the sanitizers' library does not forward the call")
 def test_it_ends_with_the_server(repository: Path) -> None:
     """Even when no thread of it can run; the kernel forgets that it should when a process changes its user."""

@@ -64,6 +64,7 @@ def test_a_frame_that_is_too_long_is_refused(length: int) -> None:
     theirs.close()
 
 
+@pytest.mark.slow
 def test_a_frame_beyond_the_first_read_arrives_whole() -> None:
     ours, theirs = socket.socketpair()
     text = "".join(chr(32 + i % 90) for i in range(3 * wire.FIRST_READ + 17))

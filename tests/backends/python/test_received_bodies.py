@@ -366,6 +366,7 @@ def test_a_client_that_leaves_in_the_middle_gives_its_memory_back(server: Server
     until(lambda: crossed(server, "echo", IN=LARGE)[:2] == (0, 2 * MIB), server.log)
 
 
+@pytest.mark.slow
 def test_more_bodies_than_there_is_memory_for_are_copied(server: ServerProcess) -> None:
     """The area holds eight of these; what comes beside them is received elsewhere, and answered."""
     host, port = server.http.split(":")

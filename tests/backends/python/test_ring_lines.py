@@ -115,6 +115,7 @@ def test_more_calls_than_a_ring_has_entries(client: httpclient.InferenceServerCl
     assert infer(client, "caller", 1200) == 1200
 
 
+@pytest.mark.slow
 def test_a_model_that_made_many_calls_can_be_cancelled(server: ServerProcess) -> None:
     given = grpcclient.InferInput("IN", [1], "FP32")
     given.set_data_from_numpy(np.array([1100], np.float32))

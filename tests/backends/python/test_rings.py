@@ -142,6 +142,7 @@ def test_the_default_is_a_process_per_instance(server: ServerProcess) -> None:
     assert re.search(r"here .* 2 x CPU +\|", server.log())
 
 
+@pytest.mark.slow
 def test_none_for_all_from_the_command_line(tmp_path: Path) -> None:
     python_model(tmp_path, "many", MANY, TEXT)
     python_model(tmp_path, "apart", MANY, TEXT + parameters(isolation="process"))

@@ -74,6 +74,7 @@ def handles(pid: int, number: int) -> bool:
     return any(int(rows[key], 16) >> (number - 1) & 1 for key in ("SigIgn", "SigCgt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--frontends=2",)], ids=["alone", "front ends"])
 @pytest.mark.parametrize("preloads", [True, False])
 def test_a_request_under_way_is_answered(tmp_path: Path, preloads: bool, flags: tuple[str, ...]) -> None:
@@ -130,6 +131,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 def test_what_a_model_starts_ends_as_usual(tmp_path: Path) -> None:
     isolated(tmp_path, "forks", FORKS, config(outputs="OUT:TYPE_INT32:2"))
     with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:

@@ -59,6 +59,7 @@ def preload(args):
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["process", sys.prefix])
 def test_a_process_that_left_another_behind_is_noticed_when_it_is_killed(tmp_path: Path, way: str) -> None:
     isolated(tmp_path, "forks", FORKS, way=way)
@@ -74,6 +75,7 @@ def test_a_process_that_left_another_behind_is_noticed_when_it_is_killed(tmp_pat
             os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_end_is_noticed_without_descriptors(tmp_path: Path) -> None:
     isolated(tmp_path, "forks", FORKS)
     with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
@@ -87,6 +89,7 @@ def test_an_end_is_noticed_without_descriptors(tmp_path: Path) -> None:
         assert int(call(server, "forks", ONE)[0]) != pid
 
 
+@pytest.mark.slow
 def test_a_template_cannot_name_the_process_of_another_model(tmp_path: Path) -> None:
     isolated(tmp_path, "victim", FORKS)
     python_model(tmp_path, "liar", LIAR)

@@ -64,12 +64,14 @@ def attacker(process: ServerProcess) -> Iterator[RawClient]:
         assert newcomer.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 def test_rapid_reset(attacker: RawClient) -> None:
     attacker.encoder.header_table_size = 0
     pour(attacker, rapid_reset(attacker.headers(1)[9:]))
     sent_away(attacker, ENHANCE_YOUR_CALM)
 
 
+@pytest.mark.slow
 def test_rapid_reset_of_whole_requests(attacker: RawClient) -> None:
     attacker.encoder.header_table_size = 0
     pour(attacker, rapid_reset(attacker.headers(1)[9:], message(identity(model="slow"))))
@@ -87,6 +89,7 @@ def test_settings_flood(attacker: RawClient) -> None:
     sent_away(attacker, ENHANCE_YOUR_CALM)
 
 
+@pytest.mark.slow
 def test_empty_settings_flood(attacker: RawClient) -> None:
     pour(attacker, EMPTY_SETTINGS * 50_000)
     sent_away(attacker, ENHANCE_YOUR_CALM)
@@ -185,6 +188,7 @@ def test_a_client_that_goes_early(process: ServerProcess, first: bytes) -> None:
         assert client.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 def test_two_thousand_cancels_are_no_attack(process: ServerProcess) -> None:
     """The largest burst a well-behaved client can make: every stream it may have open."""
     with RawClient(process.grpc) as client:

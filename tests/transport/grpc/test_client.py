@@ -15,6 +15,7 @@ from tests.support.embedded import EmbeddedServer
 from tests.support.infer_messages import identity, identity_inputs
 
 
+@pytest.mark.slow
 def test_real_clients_reconnect_after_a_drain(grpc_repository: Path) -> None:
     with EmbeddedServer(grpc_repository) as server:
         with grpcclient.InferenceServerClient(server.grpc) as client:

@@ -14,6 +14,7 @@ from tests.support.infer_messages import request
 from tests.support.raw_http2 import RawClient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "used"), [("low", "gzip"), ("medium", "deflate"), ("high", "deflate")])
 def test_response_compression(grpc_repository: Path, level: str, used: str) -> None:
     large = np.zeros(1 << 20, np.uint8)

@@ -45,6 +45,7 @@ def asked_for_much(process: ServerProcess, large: bytes, path: str = INFER) -> R
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [INFER, STREAM_INFER])
 def test_a_client_that_closes_its_side_before_it_reads(process: ServerProcess, path: str) -> None:
     """The calls are given up; what was said of them is whole, or its end is missing: never half an answer with OK."""

@@ -58,6 +58,7 @@ def check_bounded(server: EmbeddedServer) -> None:
         assert other.call(1, identity()).status == 0
 
 
+@pytest.mark.slow
 def test_unary_calls(server: EmbeddedServer) -> None:
     ids = range(1, 2 * BURST, 2)
     with RawClient(server.grpc) as client:
@@ -80,6 +81,7 @@ def test_unary_calls(server: EmbeddedServer) -> None:
         assert client.finish(201).status == 0
 
 
+@pytest.mark.slow
 def test_a_stream(server: EmbeddedServer) -> None:
     """The stream stays open, and its answers stay in order."""
     with RawClient(server.grpc) as client:
@@ -98,6 +100,7 @@ def test_a_stream(server: EmbeddedServer) -> None:
         assert client.finish(1).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["unary", "stream"])
 def test_a_client_that_goes_leaves_nothing(server: EmbeddedServer, path: str) -> None:
     with RawClient(server.grpc) as client:

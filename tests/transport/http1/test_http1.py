@@ -120,6 +120,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["", "Accept-Encoding: identity"])  # past the parser, and through it
 def test_pipelined_requests_are_begun_as_far_as_there_is_room(tmp_path: Path, header: str) -> None:
     """300 in one piece: 64 are under way, those behind them wait in the connection."""
@@ -200,6 +201,7 @@ def test_expect_continue(client: Http1) -> None:
     assert client.read().interim == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1 << 20, 16 << 20])
 def test_large_bodies_both_ways(client: Http1, size: int) -> None:
     payload = np.random.default_rng(1).integers(0, 256, size, np.uint8).tobytes()
@@ -354,6 +356,7 @@ def test_a_closed_sending_side_still_gets_its_answers(client: Http1) -> None:
     assert client.closed()
 
 
+@pytest.mark.slow
 def test_a_disconnect_cancels_what_is_queued(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate", extra="")
     body = b'{"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}'
@@ -434,6 +437,7 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path, lean: bool) -> Non
         assert process.ended() == 0
 
 
+@pytest.mark.slow
 def test_keep_alive_timeout(tmp_path: Path) -> None:
     """A connection outlives a request only for so long: with a hair's breadth none is used twice."""
     write_model(tmp_path, "simple", identity_config())
@@ -448,6 +452,7 @@ def test_keep_alive_timeout(tmp_path: Path) -> None:
                 assert client.request("POST", "/v2/models/simple/infer", GOOD).status == 200
 
 
+@pytest.mark.slow
 def test_tls_flags_belong_together() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "neptrio", "--model-repository=.", "--http-tls-cert=x.pem"],

@@ -101,6 +101,7 @@ POOL += [request(host=b"Host: x y"), request(b"Connection: close"), request(host
 POOL += [request(b"Accept-Encoding: gzip"), request(body=b""), request(body=b"{}")]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(POOL), st.integers(1, 3)), max_size=6), st.integers(0, 3))
 def test_any_order_ends_as_with_the_parser(

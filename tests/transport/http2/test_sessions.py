@@ -133,6 +133,7 @@ FRAMES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SESSIONS)
 @settings(max_examples=200, deadline=None)
 @given(frames=st.lists(FRAMES, max_size=15), cuts=st.lists(st.integers(1, 60), max_size=20))
@@ -155,6 +156,7 @@ def test_any_frames(name: str, frames: list[bytes], cuts: list[int]) -> None:
         assert stream.events.count("reset") + stream.events.count("end") >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SESSIONS)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -176,6 +176,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert in_flight(process) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_server_is_never_at_fault(server: ServerProcess, seed: int) -> None:
     """No 500 but for an unknown parameter of a load call, which a Triton server calls its own; no traceback."""

@@ -214,6 +214,7 @@ def test_a_client_that_leaves_ends_the_request(
     until(lambda: in_flight(server) == 0, server)
 
 
+@pytest.mark.slow
 @no_memory_figures
 @pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
 def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerProcess], front: str) -> None:

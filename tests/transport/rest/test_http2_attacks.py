@@ -117,6 +117,7 @@ def frames_in(data: bytes) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resets", "pings"])
 def test_others_have_a_turn_within_a_chunk_of_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -214,6 +215,7 @@ def test_priority_tree_flood(attacker: RawClient) -> None:
     sent_away(attacker, ENHANCE_YOUR_CALM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 1000, 60_000])
 def test_continuation_flood(attacker: RawClient, size: int) -> None:
     part = frame(CONTINUATION, 0, 1, b"y" * size)
@@ -239,6 +241,7 @@ def test_overflowing_a_stream_window(attacker: RawClient) -> None:
     refused_window(attacker)
 
 
+@pytest.mark.slow
 def test_sending_more_than_the_window(attacker: RawClient) -> None:
     """Credit comes back only as the app takes the body; a peer that ignores it is sent away."""
     pour(
@@ -263,6 +266,7 @@ def test_frames_that_make_no_sense(attacker: RawClient, garbage: bytes) -> None:
     refused_garbage(attacker)
 
 
+@pytest.mark.slow
 def test_random_frames(attacker: RawClient, process: ServerProcess) -> None:
     """Bytes of a fixed random sequence behind whole requests: whatever happens ends there."""
     import random
@@ -306,6 +310,7 @@ def test_a_client_that_goes_in_the_middle(process: ServerProcess) -> None:
 # ---------------------------------------------------------------- honest clients at the limits
 
 
+@pytest.mark.slow
 def test_thousands_of_requests_on_one_connection(process: ServerProcess) -> None:
     with Http2(process.http) as client:
         for _ in range(15):
@@ -313,6 +318,7 @@ def test_thousands_of_requests_on_one_connection(process: ServerProcess) -> None
             assert {client.finish(stream).status for stream in streams} == {200}
 
 
+@pytest.mark.slow
 def test_as_many_cancels_as_streams_are_no_attack(process: ServerProcess) -> None:
     with Http2(process.http) as client:
         client.pump()
@@ -422,6 +428,7 @@ def test_a_client_that_does_not_read_http2(impatient: ServerProcess) -> None:
         assert client.request("POST", INFER, GOOD).status == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
     """Answers wait in the connection, new requests are refused when there are too many bytes."""
     body, headers = large()

@@ -305,6 +305,7 @@ def bomb() -> bytes:
     return b"".join(packer.compress(zeros) for _ in range(70)) + packer.flush()
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_refused(connect: Connect, bomb: bytes) -> None:
     reply = connect().request("POST", "/v2/models/simple/infer", bomb, {"Content-Encoding": "gzip"})
     assert reply.status == 413

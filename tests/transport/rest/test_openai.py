@@ -369,6 +369,7 @@ def test_what_is_kept_back_is_the_longest_beginning_of_a_stop(stops: list[str]) 
         assert (made.take(text), made.rest()) == (text[: len(text) - len(kept)], kept)
 
 
+@pytest.mark.slow
 def test_sizes_of_what_is_asked(http: Http1 | Http2) -> None:
     longest = ask(http, "completions", model="whole", prompt="abc", stop="x" * 1024)
     assert answer(longest)["choices"][0]["text"] == "ABC"
@@ -392,6 +393,7 @@ def test_sizes_of_what_is_asked(http: Http1 | Http2) -> None:
         assert len(reply.body) < 500
 
 
+@pytest.mark.slow
 def test_each_choice_counts_in_the_limits_of_an_address(repository: Path) -> None:
     with ServerProcess(repository, "--max-concurrent-requests-per-address=4") as server:
         with Http1(server.http) as http:
@@ -409,6 +411,7 @@ def test_each_choice_counts_in_the_limits_of_an_address(repository: Path) -> Non
             assert len(answer(ask(http, "completions", model="whole", prompt="a", n=4))["choices"]) == 4
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_prompt_are_counted_once(repository: Path) -> None:
     with ServerProcess(repository, "--max-held-bytes=8000000") as server, Http1(server.http) as http:
         prompt = "x" * 1000000
