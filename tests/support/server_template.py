@@ -6,6 +6,8 @@ its own arguments, environment and standard error, and runs `neptrio.cli.main()`
 
 What libraries read while they are loaded cannot be given to a process that is forked. So a server whose environment
 differs in more than LATE starts the ordinary way, and every server does with NEPTRIO_TEST_TEMPLATE=0.
+
+The package is imported in the template only: tests/clients run where it is not installed.
 """
 
 from __future__ import annotations
@@ -23,15 +25,13 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from triton_python_backend_utils._process.template import SYS_CLONE, clone
-
 ROOT = Path(__file__).resolve().parents[2]
 # how the names of variables begin that the server reads when it needs them
 LATE = ("NEPTRIO_", "TRITONSERVER_", "OTEL_", "PYTEST_", "TMPDIR", "XDG_CACHE_HOME")
 # a thread of the template is missing in what it forks
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 PACKET = 1 << 20
-USED = os.environ.get("NEPTRIO_TEST_TEMPLATE") != "0" and platform.machine() in SYS_CLONE
+USED = os.environ.get("NEPTRIO_TEST_TEMPLATE") != "0" and platform.machine() in ("x86_64", "aarch64")
 
 
 class Forked:
@@ -134,6 +134,8 @@ def start(arguments: list[str], env: dict[str, str] | None) -> Forked | None:
 
 def _serve(sock: socket.socket) -> list[str]:
     """Forks a process for each request until the socket is closed. Returns in the forked ones, with the arguments."""
+    from triton_python_backend_utils._process.template import clone
+
     while True:
         data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 1)
         if not data:
