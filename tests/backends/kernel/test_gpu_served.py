@@ -23,6 +23,7 @@ print("\\n".join(served("GPU", 0.2, sizes=(1,), large=1 << 15)))
 
 
 @needs_fake_gpu
+@pytest.mark.slow
 def test_rows_are_measured_through_a_server_on_the_gpu() -> None:
     with FakeGpu() as gpu:
         done = subprocess.run(
