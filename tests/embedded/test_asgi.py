@@ -86,7 +86,6 @@ def doubled(value: float) -> Any:
     return {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [value]}]}
 
 
-@pytest.mark.slow
 def test_requests_are_answered_like_a_clients() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         status, body = await Client(engine, "/v2/health/ready").whole()
@@ -101,7 +100,6 @@ def test_requests_are_answered_like_a_clients() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_a_prefix_is_no_part_of_the_path() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         assert (await Client(engine, "/some/place/v2/health/live", root_path="/some/place").whole())[0] == 200
@@ -111,7 +109,6 @@ def test_a_prefix_is_no_part_of_the_path() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_a_body_crosses_as_it_comes_and_one_event_ahead() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         got: list[bytes] = []
@@ -142,7 +139,6 @@ def test_a_body_crosses_as_it_comes_and_one_event_ahead() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_an_answer_waits_for_its_reader() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         sent = 0
@@ -174,7 +170,6 @@ def test_an_answer_waits_for_its_reader() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_streamed_answers_come_part_by_part() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         body = {"inputs": [{"name": "n", "shape": [1], "datatype": "INT64", "data": [5]}]}
@@ -187,7 +182,6 @@ def test_streamed_answers_come_part_by_part() -> None:
     run(main)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["disconnect", "cancel"])
 def test_who_leaves_cancels_the_app(how: str) -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
@@ -224,7 +218,6 @@ def test_who_leaves_cancels_the_app(how: str) -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_a_program_that_cannot_send_cancels_the_app() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         ended = asyncio.Event()
@@ -252,7 +245,6 @@ def test_a_program_that_cannot_send_cancels_the_app() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_a_client_that_leaves_cancels_its_request() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         clients = [Client(engine, "/v2/models/hold/infer", doubled(i)) for i in range(4)]
@@ -271,7 +263,6 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_a_stopping_server_answers_what_is_under_way() -> None:
     async def main() -> None:
         async with models.new_server(exit_timeout_secs=60) as server:
@@ -334,7 +325,6 @@ def test_an_app_that_fails_fails_the_call() -> None:
     run(main)
 
 
-@pytest.mark.slow
 def test_limits_on_a_client_count_its_calls() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         first = Client(engine, "/v2/models/hold/infer", doubled(1))

@@ -124,7 +124,6 @@ def test_a_cancelled_task_cancels_its_request() -> None:
     trio.run(main)
 
 
-@pytest.mark.slow
 def test_a_cancelled_asyncio_task_cancels_its_request() -> None:
     async def main() -> None:
         async with models.new_server() as server:
@@ -140,7 +139,6 @@ def test_a_cancelled_asyncio_task_cancels_its_request() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.slow
 @both
 def test_a_slow_reader_makes_a_decoupled_model_wait(run: Run) -> None:
     async def main() -> None:

@@ -185,7 +185,6 @@ def test_what_a_server_tells_of_itself(server: neptrio.RunningServer) -> None:
     assert server.log_settings({"log_verbose_level": 0})["log_verbose_level"] == 0
 
 
-@pytest.mark.slow
 def test_one_more_function_while_it_runs(server: neptrio.RunningServer) -> None:
     def triple(x: models.Floats) -> models.Floats:
         return 3 * x
@@ -233,7 +232,6 @@ def test_a_server_that_cannot_start(tmp_path: Path) -> None:
         assert server.index()[0]["state"] == "UNAVAILABLE"
 
 
-@pytest.mark.slow
 def test_after_its_end_everything_is_refused() -> None:
     made = models.new_server()
     with made.running() as server:

@@ -152,7 +152,6 @@ def test_a_configuration_that_is_none() -> None:
             pytest.fail("it started")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "text"),
     [
@@ -169,7 +168,6 @@ def test_results_that_do_not_fit(result: Any, text: str) -> None:
             running.model("wrong").infer({})
 
 
-@pytest.mark.slow
 def test_a_batch_with_too_few_rows() -> None:
     server = neptrio.Server()
     server.model(name="short", inputs={"a": "INT32"}, outputs={"b": "INT32"}, max_batch_size=4)(

@@ -344,7 +344,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize("same_buffer", [False, True])
 @pytest.mark.parametrize("from_file", [False, True])

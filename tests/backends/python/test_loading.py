@@ -132,7 +132,6 @@ def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("__pycache__"))
 
 
-@pytest.mark.slow
 def test_auto_complete_config(tmp_path: Path) -> None:
     python_model(tmp_path, "completing", COMPLETING, 'backend: "python"')
     with ServerProcess(tmp_path) as server:
