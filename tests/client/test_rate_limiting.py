@@ -102,7 +102,6 @@ def test_a_resource_that_can_never_suffice_fails_the_load(tmp_path: Path) -> Non
     assert 'Resource count for "licence" is limited to 3' in done.stderr
 
 
-@pytest.mark.slow
 def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     gate = Gate(repository, tmp_path / "gate", "gate", limited())

@@ -302,7 +302,6 @@ def test_generate_is_sent_after_its_response_is_there(
     assert there < start < end  # made by one task, sent by another
 
 
-@pytest.mark.slow
 def test_hypercorn(tmp_path: Path) -> None:
     flags = (f"--trace-config=triton,file={tmp_path}/t", "--trace-config=level=TIMESTAMPS",
              "--trace-config=rate=1", "--http-lean=false")  # fmt: skip

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 import tritonclient.http as http_client
 
 from tests.support.server import ServerProcess
@@ -27,7 +26,6 @@ def test_the_example_models_are_served() -> None:
         assert "a first request:\n  curl -s http://127.0.0.1:" in server.log()
 
 
-@pytest.mark.slow
 def test_a_wrong_flag_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "neptrio", "demo", "--nonsense"],

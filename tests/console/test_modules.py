@@ -61,7 +61,6 @@ POINTS = ("HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITR
 ERRORS = ("", "", "no luck", "the request was cancelled", "it timed out", "exceeds maximum queue size 4")
 
 
-@pytest.mark.slow
 def test_stages_are_those_of_trace_view(folder: Path) -> None:
     choice = random.Random(3)
     given = []
@@ -169,7 +168,6 @@ def test_bodies_have_the_form_of_the_protocol(folder: Path) -> None:
     assert sizes == [17, 4]
 
 
-@pytest.mark.slow
 def test_images_become_tensors(folder: Path) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     rgb = pixels[:, :, :3]
@@ -213,7 +211,6 @@ def test_figures_of_an_interval(folder: Path) -> None:
     assert run(folder, "figures.js", "m.apart([[1, 2], [2, 5]])") == [[1, 2], [2, 3]]
 
 
-@pytest.mark.slow
 def test_durations_are_those_of_top(folder: Path) -> None:
     values = [1_000, 1_240, 9_940, 12_300, 870_000, 1_200_000, 35_000_000, 2_100_000_000]
     found = run(folder, "figures.js", "given.map(m.duration)", values)
@@ -238,7 +235,6 @@ def test_texts_for_shells_and_python_are_quoted(folder: Path) -> None:
     assert scope["value"] == hostile
 
 
-@pytest.mark.slow
 def test_front_ends(folder: Path) -> None:
     """Differences of rows of the same process; nothing of one that has just begun."""
 

@@ -178,7 +178,6 @@ while True:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 5, 9, 30])
 def test_kill_9_in_the_middle_of_writing(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "t"

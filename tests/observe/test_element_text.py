@@ -148,7 +148,6 @@ def test_strings_are_escaped_as_python_does(elements: list[bytes]) -> None:
     assert (count, end, all_text) == (len(elements), len(raw), all(map(is_text, elements)))
 
 
-@pytest.mark.slow
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(1, 8))
 def test_a_string_that_is_cut_off_is_left_out(elements: list[bytes], less: int) -> None:
     raw = join_bytes(elements)[:-less]

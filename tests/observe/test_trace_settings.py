@@ -113,7 +113,6 @@ def step(table: TraceTable, slow: SlowTable, model: str, changes: dict[str, Any]
     compare(table, slow)
 
 
-@pytest.mark.slow
 def test_every_pair_of_single_field_updates() -> None:
     single = [
         (model, {field: value})

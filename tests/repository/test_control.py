@@ -79,7 +79,6 @@ def test_index_and_states(server: ServerProcess, client: Any) -> None:
     assert refused(post(server, "x/models/m/load"), 501) == "'repository_name' specification is not supported"
 
 
-@pytest.mark.slow
 def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> None:
     for reply in (load(server, "nope"), load(server, "a" * 300), load(server, "...")):
         text = refused(reply, 500)
@@ -218,7 +217,6 @@ def test_instance_group_change_keeps_statistics(server: ServerProcess, client: A
     assert count(client) == before + 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_file_override(server: ServerProcess, client: Any, kind: str) -> None:
     module: Any = httpclient if kind == "http" else grpcclient
@@ -255,7 +253,6 @@ def test_override_folders_are_removed(repository: Path, tmp_path_factory: pytest
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_ensembles_and_their_children(server: ServerProcess, client: Any) -> None:
     def states() -> list[str]:
         return [(rows(client, name)[0][1] or "-") for name in ("first", "second", "ens")]

@@ -109,7 +109,6 @@ def test_control_messages() -> None:
             check_sizes(SETTINGS, message_class("inference.TraceSettingRequest")(**longer))
 
 
-@pytest.mark.slow
 def test_files_of_a_load_call() -> None:
     """A model may have thousands; each is an entry of the message, and its bytes are not read to count them."""
     made = message_class("inference.RepositoryModelLoadRequest")()

@@ -305,7 +305,6 @@ def test_memory_usage_is_what_the_load_took(server: ServerProcess) -> None:
     assert usage["byte_size"] > (64 << 20) // models - (2 << 20)
 
 
-@pytest.mark.slow
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:
     isolated(tmp_path, "memory", "import numpy as np\n" + MEMORY, way="none")
     with ServerProcess(tmp_path) as server:

@@ -185,7 +185,6 @@ def test_nobody_is_left_without_an_answer_under_load(front: Front) -> None:
         assert problems == []
 
 
-@pytest.mark.slow
 def test_an_idle_connection_ends_with_the_grace(front: Front) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(front.start("--exit-grace-secs=0.2"))
@@ -213,7 +212,6 @@ def test_half_a_head_is_refused_when_the_grace_is_over(front: Front) -> None:
         assert server.ended() == 0
 
 
-@pytest.mark.slow
 def test_a_body_that_is_on_its_way_is_waited_for(front: Front) -> None:
     """Its head came before the grace was over (which is none here)."""
     with ExitStack() as stack:

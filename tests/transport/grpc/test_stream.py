@@ -154,7 +154,6 @@ def test_empty_final_response_adds_nothing_for_ordinary_models(raw: RawClient) -
     )
 
 
-@pytest.mark.slow
 def test_compressed_messages_of_all_sizes_keep_their_order(raw: RawClient) -> None:
     """Large ones are inflated in a worker thread; those behind them wait."""
     sizes = [10, 3 << 20, 10, 1 << 20, 20]
