@@ -121,6 +121,8 @@ async def http(
 ) -> None:
     """`count` requests over a lean HTTP/1.1 connection, which asks for `token` if there is one."""
     from neptrio.transport.http1.connection import Http1Connection
+    from neptrio.transport.rest.app_call import AppCalls
+    from neptrio.transport.wire import Wire
 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -131,7 +133,8 @@ async def http(
         request = request.replace(b"\r\n", f"\r\nAuthorization: Bearer {token}\r\n".encode(), 1)
         policy = _policy(server, token)
     services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
-    connection = Http1Connection(ours, services, app, nursery, policy)
+    wire = Wire(ours, nursery, services.loop)
+    connection = Http1Connection(wire, services, app, AppCalls(), policy)
     with meter:
         for _ in range(count):
             connection.pass_on(request)
@@ -221,6 +224,7 @@ async def unary(
     """`count` ModelInfer calls on one connection, 32 at a time."""
     from neptrio.transport.grpc.connection import GrpcConnection
     from neptrio.transport.grpc.server import GrpcServer
+    from neptrio.transport.wire import Wire
 
     services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
     grpc = GrpcServer(services, socket.socket())
@@ -231,7 +235,7 @@ async def unary(
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         theirs.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
         ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-    connection = GrpcConnection(ours, grpc, nursery)
+    connection = GrpcConnection(Wire(ours, nursery, services.loop), grpc)
     loop_pass = server.loop.loop_pass
     connection.session.receive(client.h2.data_to_send())
     chunks = client.calls(count)

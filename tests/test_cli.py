@@ -213,7 +213,7 @@ def actions() -> list[argparse.Action]:
 
 def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> None:
     """Each in exactly one way (docs/protocol/features.md A8)."""
-    known = {flag for action in serving.parser()._actions for flag in action.option_strings}
+    known = {flag for action in actions() for flag in action.option_strings}
     assert not known & set(flags.NO_EFFECT) and not known & set(flags.MISSING)
     assert not set(flags.NO_EFFECT) & set(flags.MISSING)
     given = {f"--{name}" for name in TRITONSERVER.split()}
@@ -228,7 +228,7 @@ def test_help_is_grouped_and_names_every_flag(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     for group in ("general:", "model repository:", "HTTP/REST:", "gRPC:", "logging:"):
         assert group in text
-    for action in serving.parser()._actions:
+    for action in actions():
         if action.help != "==SUPPRESS==":
             assert action.help, f"{action.option_strings} has no help text"
     for name in commands.names():

@@ -39,6 +39,8 @@ from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderForward
 from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.wire import Wire
 from tests.fuzz.printing import printing
 
 try:
@@ -167,7 +169,8 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
     with ours, theirs:
         for end in (ours, theirs):
             end.setblocking(False)
-        connection = Http1Connection(ours, services, None, tasks)  # type: ignore[arg-type]
+        wire = Wire(ours, tasks, services.loop)  # type: ignore[arg-type]
+        connection = Http1Connection(wire, services, None, AppCalls())  # type: ignore[arg-type]
         connection.fast_path = fast_path
         for piece in pieces:
             try:
@@ -292,9 +295,9 @@ def protobuf_request(data: bytes) -> None:
 def http2(data: bytes) -> None:
     """Any frames behind a preface, cut anywhere: one end per stream, and nothing held at the end."""
     from neptrio.codec.split_message import SplitMessage
+    from neptrio.transport.grpc.message_stream import GrpcStream
     from neptrio.transport.http2.limits import Nuisance, PingPolicy
     from neptrio.transport.http2.nghttp2_session import Session
-    from neptrio.transport.http2.stream import GrpcStream
     from tests.support.raw_http2 import PREFACE, frame, message
 
     def memory(size: int) -> bytearray | None:

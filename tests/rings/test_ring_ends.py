@@ -17,7 +17,7 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
-from tests.support.rings import AREA, Pair
+from tests.support.rings import AREA, Pair, channel_of
 from tests.support.waiting import until
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from triton_python_backend_utils._process import kinds

@@ -23,7 +23,7 @@ from neptrio.codec.proto_request import decode_request as decode_protobuf
 from neptrio.codec.protobuf import well_formed
 from neptrio.errors import TritonError
 from neptrio.request.infer_request import InferRequest, ModelCore
-from neptrio.transport.http2.stream import GrpcStream
+from neptrio.transport.grpc.message_stream import GrpcStream
 
 PROT_NONE = 0
 

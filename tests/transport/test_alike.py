@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from neptrio.errors import Code, TritonError, Unavailable
+from neptrio.transport.grpc.status import error_trailers
 from neptrio.transport.http1.connection import Http1Connection
-from neptrio.transport.http2.grpc_status import error_trailers
 
 ALIKE = object()
 

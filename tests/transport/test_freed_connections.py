@@ -31,8 +31,8 @@ LARGE = b'{"inputs":[{"name":"INPUT0","shape":[100000],"datatype":"FP32","data":
 KINDS = {
     *("Http1Connection", "Exchange", "HttpInfer", "InferRequest"),
     *("GrpcConnection", "UnaryInfer", "StreamInfer", "HandlerCall"),
-    *("HypercornConnection", "Protocols", "Http11", "Http2", "H2Connection"),
-    *("SocketWriter", "SecureSocketWriter", "SSLStream", "SSLObject"),
+    *("RestHttp2Connection", "Http2Exchange", "RestStream", "HTTPStream", "H2Connection", "Wire"),
+    *("SocketWriter", "SecureSocketWriter", "SecureSocket", "SSLObject", "SSLStream", "TCPServer"),
 }
 
 Close = Callable[[], None]

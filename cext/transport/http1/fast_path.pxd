@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
-from neptrio.transport.http1.head cimport RequestHead
+from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport KnownHead
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
 from neptrio.request.file_part cimport LargeFiles
@@ -26,7 +26,9 @@ cdef class FastPathExchange(ExchangeCore):
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
 cdef class Http1FastPath(RequestHead):
+    cdef readonly object wire        # transport.wire.Wire
     cdef readonly object sock
+    cdef object secure               # transport.secure_socket.SecureSocket; None: there is no TLS
     cdef readonly SocketWriterCore writer
     cdef readonly LoopPassCore loop_pass
     cdef readonly object services
@@ -66,6 +68,7 @@ cdef class Http1FastPath(RequestHead):
     cpdef advance(self)
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1
+    cdef bint take_some(self) except -1
     cdef bint part(self, const char* p, Py_ssize_t n) except -1
     cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1
     cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model)

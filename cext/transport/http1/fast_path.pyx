@@ -25,8 +25,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
-from neptrio.transport.http1.head cimport RequestHead
-from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head, route_of
+from neptrio.transport.rest.head cimport RequestHead
+from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
+from neptrio.transport.rest.infer_route cimport route_of
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
 from neptrio.codec.bounded cimport add_text
 from neptrio.codec.number_text cimport no_room, print_int
@@ -218,10 +219,12 @@ cdef class FastPathExchange(ExchangeCore):
 cdef class Http1FastPath(RequestHead):
     """The part of a connection through which every request passes."""
 
-    def __init__(self, sock, writer, services):
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.writer = writer
+    def __init__(self, wire, services):
+        self.wire = wire
+        self.sock = wire.sock
+        self.fd = wire.sock.fileno()
+        self.secure = wire.secure
+        self.writer = wire.writer
         self.services = services
         self.loop_pass = services.loop.loop_pass
         self.admission = services.admission
@@ -285,12 +288,19 @@ cdef class Http1FastPath(RequestHead):
 
     def take(self):
         """Reads once from the socket; returns False when reading must pause or is over."""
+        cdef bint go_on = self.take_some()
+        if self.secure is not None:
+            while go_on and self.secure.more:    # nobody tells again of what is decrypted already
+                go_on = self.take_some()
+        return go_on
+
+    cdef bint take_some(self) except -1:
         cdef ssize_t n
         cdef Py_ssize_t at = 0
         if self.direct is not None:
             self.receive_direct()
         else:
-            n = receive(self.fd, RECEIVE)
+            n = receive(self.fd, RECEIVE) if self.secure is None else self.secure.receive()
             if n > 0:
                 if self.parted is not None:
                     self.pass_on(received_bytes()[:n])

@@ -19,5 +19,4 @@ cdef class KnownHead:
     cdef bint begins(self, const char* p, Py_ssize_t n) noexcept
 
 cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) except -1
-cdef tuple route_of(bytes path)
 cdef KnownHead keep(const char* p, Head* head, tuple route, uint64_t* seen)

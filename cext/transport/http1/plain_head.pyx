@@ -18,15 +18,11 @@ from libc.string cimport memcmp
 
 from neptrio.codec.known_texts cimport hash_of
 
-from neptrio.transport.rest import routes
-
 cdef enum:
     MOST_HEAD = 8 << 10    # most bytes of a request's head
     LONGEST_KEPT = 1 << 10 # bytes of a head that is kept
     MOST_KEPT = 1024       # heads: clients send few, and others must not make memory grow
-    MOST_ROUTES = 1024     # paths, as well
 
-cdef dict _routes = {}     # path -> (model, version)
 cdef dict _heads = {}      # text -> KnownHead
 
 # 1: a character of a header's name, 2: of a value or a path. Letters are mapped to lower case.
@@ -72,20 +68,6 @@ cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
             return -1
         value = value * 10 + (p[i] - 48)
     return value
-
-
-cdef tuple route_of(bytes path):
-    """The (model, version) of an infer path, or None."""
-    found = _routes.get(path, False)
-    if found is False:
-        match = routes.match("POST", path.decode("ascii"))
-        found = None
-        if match is not None and match.verb == "infer" and match.allowed:
-            found = (match.model, match.version)
-        if len(_routes) >= MOST_ROUTES:
-            _routes.clear()
-        _routes[path] = found
-    return found
 
 
 cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) except -1:

@@ -11,7 +11,7 @@ Rules:
     the connection is ended.
 Source: RFC 9113 (6.5.2, 10.5.1); gRPC over HTTP/2 for what makes a request a call.
 """
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
@@ -63,6 +63,59 @@ cdef class HeaderBlock:
             return CONTENT_TYPE
         return FINE if te else TE
 
+    def plain_rest(self):
+        """(host, Content-Length, Inference-Header-Content-Length or -1) of a REST request in the form that nearly all clients
+        send; None for any other.
+
+        Such a request is a POST to a path without escapes and query, names its host once, and announces its body. It has
+        none of these headers: Expect, Origin, Sec-Fetch-Site, Neptrio-Timing, Content-Encoding, and Accept-Encoding only
+        as `identity`. None of those that matter comes twice.
+        """
+        cdef int i
+        cdef nghttp2_vec a, b
+        cdef const char* name
+        cdef size_t length
+        cdef int64_t body = -1, header = -1
+        cdef bint post = False, path = False
+        cdef bytes host = None
+        if self.problem == HEADERS_TOO_LARGE:
+            return None
+        for i in range(self.n):
+            a = nghttp2_rcbuf_get_buf(self.names[i])
+            b = nghttp2_rcbuf_get_buf(self.values[i])
+            name = <const char*>a.base
+            length = a.len
+            if length == 7 and memcmp(name, b":method", 7) == 0:
+                post = b.len == 4 and memcmp(b.base, b"POST", 4) == 0
+            elif length == 5 and memcmp(name, b":path", 5) == 0:
+                path = is_plain(<const char*>b.base, b.len)
+            elif length == 10 and memcmp(name, b":authority", 10) == 0:
+                host = (<char*>b.base)[: b.len]
+            elif length == 14 and memcmp(name, b"content-length", 14) == 0:
+                if body >= 0:
+                    return None
+                body = digits(<const char*>b.base, b.len)
+                if body < 0:
+                    return None
+            elif length == 31 and memcmp(name, b"inference-header-content-length", 31) == 0:
+                if header >= 0:
+                    return None
+                header = digits(<const char*>b.base, b.len)
+                if header < 0:
+                    return None
+            elif length == 15 and memcmp(name, b"accept-encoding", 15) == 0:
+                if b.len != 8 or memcmp(b.base, b"identity", 8) != 0:
+                    return None
+            elif ((length == 4 and memcmp(name, b"host", 4) == 0)
+                    or (length == 6 and (memcmp(name, b"expect", 6) == 0 or memcmp(name, b"origin", 6) == 0))
+                    or (length == 14 and (memcmp(name, b"sec-fetch-site", 14) == 0
+                                          or memcmp(name, b"neptrio-timing", 14) == 0))
+                    or (length == 16 and memcmp(name, b"content-encoding", 16) == 0)):
+                return None
+        if not post or not path or host is None or body < 0:
+            return None
+        return host, body, header
+
     def __dealloc__(self):
         cdef int i
         for i in range(self.n):
@@ -92,6 +145,30 @@ cdef class HeaderBlock:
                 b = nghttp2_rcbuf_get_buf(self.values[i])
                 return (<char*>b.base)[: b.len]
         return None
+
+
+cdef bint is_plain(const char* path, size_t n) noexcept:
+    """True for a path without escapes and query."""
+    cdef size_t i
+    cdef char c
+    for i in range(n):
+        c = path[i]
+        if not (97 <= c <= 122 or 65 <= c <= 90 or 48 <= c <= 57 or c == 45 or c == 46 or c == 47 or c == 95):
+            return False
+    return True
+
+
+cdef int64_t digits(const char* p, size_t n) noexcept:
+    """The value of 1 to 15 digits; -1 for any other text."""
+    cdef int64_t value = 0
+    cdef size_t i
+    if not 0 < n <= 15:
+        return -1
+    for i in range(n):
+        if not 48 <= p[i] <= 57:
+            return -1
+        value = value * 10 + (p[i] - 48)
+    return value
 
 
 cdef bint is_grpc(const char* value, size_t n) noexcept:

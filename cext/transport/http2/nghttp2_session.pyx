@@ -12,8 +12,8 @@ Rules:
     and the session goes on.
  3. A stream is in `streams` from its headers to its close; on_reset is called if and only if it closes before its reply
     was complete.
- 4. Flow-control credit of the connection is returned as bytes arrive, credit of a stream only while it is not
-    stream is not paused: a slow call holds back its own sender, not its neighbours.
+ 4. Flow-control credit of the connection is returned as bytes arrive, credit of a stream only while the stream is not
+    paused: a slow call holds back its own sender, not its neighbours.
  5. A fatal protocol error queues a GOAWAY; `dead` is then true and the connection must be closed
     once the output is flushed.
  6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, empty DATA)
@@ -35,7 +35,7 @@ Rules:
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from neptrio.transport.http2.stream cimport Account, GrpcStream, Totals
+from neptrio.transport.http2.stream cimport Account, Stream, Totals
 from neptrio.transport.http2.output cimport Output
 from neptrio.transport.http2.nghttp2 cimport *
 from neptrio.transport.http2.nghttp2_headers cimport (
@@ -49,15 +49,10 @@ from neptrio.transport.http2.nghttp2_headers cimport (
 
 import logging
 
-from neptrio.transport.http2.grpc_status import OK_HEADERS
 from neptrio.transport.http2.limits import (
-    CONNECTION_WINDOW,
-    DEFAULT_WINDOW,
     ENHANCE_YOUR_CALM,
-    FRAMELESS_BYTES,
+    GRPC,
     HEADER_BOMB,
-    MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_SIZE,
     MAX_HEADER_LIST,
     Nuisance,
 )
@@ -65,17 +60,16 @@ from neptrio.transport.http2.limits import (
 log = logging.getLogger("neptrio.http2")
 
 cdef enum:
+    PREFACE = 24     # bytes
     LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
 
-cdef list _OK_HEADERS = OK_HEADERS
-cdef Py_ssize_t _FRAMELESS_BYTES = FRAMELESS_BYTES
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
 
 
 cdef class Session:
     """One HTTP/2 connection's state. `open_stream(session, stream_id, path, headers)` makes calls.
 
-    `open_stream` returns a GrpcStream; `headers` is a callable that gives the request's header
+    `open_stream` returns a Stream; `headers` is a callable that gives the request's header
     list, so calls that need none pay for none.
     """
 
@@ -91,6 +85,10 @@ cdef class Session:
     cdef Output out
     cdef Collected headers         # the headers being received
     cdef Py_ssize_t frameless      # bytes received since the last whole frame
+    cdef Py_ssize_t most_frameless
+    cdef int64_t owed              # bytes received beyond the frames that have begun; fewer than none: they are still to come
+    cdef bint in_block             # a request's headers have begun and not ended
+    cdef readonly int64_t begun    # frames that have begun
     cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
     cdef bint flooded
     cdef bint holding              # connection credit is being withheld
@@ -106,8 +104,7 @@ cdef class Session:
         self.headers.limit = MAX_HEADER_LIST
         self.headers.bomb = HEADER_BOMB
 
-    def __init__(self, open_stream, nuisance=None, *, int max_concurrent_streams=MAX_CONCURRENT_STREAMS,
-                 Totals totals=None):
+    def __init__(self, open_stream, nuisance=None, *, limits=GRPC, Totals totals=None):
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
@@ -115,6 +112,8 @@ cdef class Session:
         self.account = Account(totals)
         self.nuisance = nuisance if nuisance is not None else Nuisance()
         self.streams = {}
+        self.most_frameless = 2 * limits.frame_size
+        self.owed = -PREFACE
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
@@ -137,15 +136,15 @@ cdef class Session:
         if rv != 0:
             raise MemoryError
         settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
-        settings[0].value = max_concurrent_streams
+        settings[0].value = limits.streams
         settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
-        settings[1].value = DEFAULT_WINDOW
+        settings[1].value = limits.stream_window
         settings[2].settings_id = NGHTTP2_SETTINGS_MAX_FRAME_SIZE
-        settings[2].value = MAX_FRAME_SIZE
+        settings[2].value = limits.frame_size
         settings[3].settings_id = NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE
         settings[3].value = MAX_HEADER_LIST
         nghttp2_submit_settings(self.session, NGHTTP2_FLAG_NONE, settings, 4)
-        nghttp2_session_set_local_window_size(self.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW)
+        nghttp2_session_set_local_window_size(self.session, NGHTTP2_FLAG_NONE, 0, limits.connection_window)
         self.has_output = True
 
     def __dealloc__(self):
@@ -171,11 +170,12 @@ cdef class Session:
         self.nuisance.refill(now_ns, self.work)
         self.work = 0
         self.frameless += size
+        self.owed += size
         self.inside = True
         rv = nghttp2_session_mem_recv(self.session, data, size)
         self.inside = False
         self.has_output = True
-        if rv >= 0 and self.frameless > _FRAMELESS_BYTES:  # a header block without end
+        if rv >= 0 and self.frameless > self.most_frameless:  # a header block without end
             self.flooded = True
             self.failure = f"{self.frameless} bytes without a whole frame"
         if rv < 0 or self.flooded:
@@ -226,7 +226,7 @@ cdef class Session:
             self.failure = nghttp2_strerror(rv).decode()
         return 0
 
-    cdef _reset_stream(self, GrpcStream stream, unsigned int code):
+    cdef _reset_stream(self, Stream stream, unsigned int code):
         try:
             stream.reset_by_peer(code)
         except Exception:
@@ -242,7 +242,7 @@ cdef class Session:
 
     # ------------------------------------------------------------ output
 
-    def output_ready(self, GrpcStream stream not None):
+    def output_ready(self, Stream stream not None):
         """To be called when a stream has something new to send: headers, data or its end."""
         cdef nghttp2_data_provider provider
         cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
@@ -254,18 +254,13 @@ cdef class Session:
             stream.headers_sent = True
             if self.opening:
                 self.streams[stream.stream_id] = stream    # it is lent now, and may yet fail to open
-            headers = stream.reply_headers
-            if headers is None:
-                headers = _OK_HEADERS
-            if stream.trailers is not None and not stream.out_bytes and stream.reply_headers is None:
-                # trailers-only: one HEADERS frame ends the call; a refusal brings its own :status
-                if stream.trailers[0][0] == b":status":
-                    headers = stream.trailers
-                else:
-                    headers = _OK_HEADERS + stream.trailers
-                n = reply_headers(nva, MAX_REPLY_HEADERS, headers)
-                nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
-                return
+            if stream.trailers is not None and not stream.out_bytes:
+                headers = stream.whole_head()
+                if headers is not None:    # one HEADERS frame is the whole answer
+                    n = reply_headers(nva, MAX_REPLY_HEADERS, headers)
+                    nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
+                    return
+            headers = stream.head()
             n = reply_headers(nva, MAX_REPLY_HEADERS, headers)
             provider.source.ptr = <void*>stream
             provider.read_callback = <nghttp2_data_source_read_callback><void*>read_outbox  # called with the GIL held
@@ -273,14 +268,14 @@ cdef class Session:
         else:
             nghttp2_session_resume_data(self.session, stream.stream_id)
 
-    def reset(self, GrpcStream stream not None, int code=8):
+    def reset(self, Stream stream not None, int code=8):
         """Ends a call at once with RST_STREAM."""
         if self.session == NULL:
             return
         nghttp2_submit_rst_stream(self.session, NGHTTP2_FLAG_NONE, stream.stream_id, code)
         self.has_output = True
 
-    def resume_input(self, GrpcStream stream not None):
+    def resume_input(self, Stream stream not None):
         """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
         if stream.withheld and not stream.ended and self.session != NULL:
@@ -317,6 +312,8 @@ cdef class Session:
     @property
     def last_stream(self) -> int:
         """The last stream that was opened, 0: none."""
+        if self.session == NULL:
+            return 0
         return nghttp2_session_get_last_proc_stream_id(self.session)
 
     def finish_drain(self):
@@ -334,6 +331,11 @@ cdef class Session:
         nghttp2_session_terminate_session(self.session, code)
         self.dead = True
         self.has_output = True
+
+    @property
+    def partial(self) -> bool:
+        """True in the middle of a frame or of a request's headers."""
+        return self.owed != 0 or self.in_block
 
     @property
     def wants_output(self) -> bool:
@@ -362,11 +364,14 @@ cdef int on_begin_frame(nghttp2_session* session, const nghttp2_frame_hd* head, 
     cdef Session self = <Session>user
     cdef Py_ssize_t size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
     self.account.frame_size = self.account.frame_left = size
+    self.owed -= 9 + <int64_t>head.length
+    self.begun += 1
     return 0
 
 
 cdef int on_begin_headers(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
     drop(&(<Session>user).headers)
+    (<Session>user).in_block = True
     return 0
 
 
@@ -398,9 +403,11 @@ cdef _open(Session self, int32_t stream_id):
 cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
     cdef Session self = <Session>user
     cdef int32_t stream_id = frame.hd.stream_id
-    cdef GrpcStream stream
+    cdef Stream stream
     cdef uint8_t kind = frame.hd.type
     self.frameless = 0
+    if kind == NGHTTP2_HEADERS:
+        self.in_block = False
     try:
         if kind == NGHTTP2_PING:
             if frame.hd.flags & NGHTTP2_FLAG_ACK:
@@ -411,8 +418,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
         elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
             self.charge(1)
         elif kind == NGHTTP2_SETTINGS:
-            if not frame.hd.flags & NGHTTP2_FLAG_ACK:
-                self.charge(10)
+            self.charge(1 if frame.hd.flags & NGHTTP2_FLAG_ACK else 10)
         elif kind == NGHTTP2_DATA and frame.hd.length == 0 and not frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
             self.charge(1)
         if self.flooded:
@@ -425,10 +431,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
             stream = self.streams.get(stream_id)
         if stream is not None and frame.hd.flags & NGHTTP2_FLAG_END_STREAM and not stream.input_ended:
             stream.input_ended = True
-            if stream.prefix_have and not stream.refused:
-                stream.refuse(13, "the request ended in the middle of a message")
-            elif not stream.refused:
-                stream.on_half_close()
+            stream.end_of_input()
     except Exception:
         log.exception("stream %d failed", stream_id)
         nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream_id, NGHTTP2_INTERNAL_ERROR)
@@ -438,7 +441,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
 cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t stream_id, const uint8_t* data,
                             size_t n, void* user) noexcept:
     cdef Session self = <Session>user
-    cdef GrpcStream stream
+    cdef Stream stream
     cdef Account account = self.account
     self.frameless = 0
     account.frame_left -= n if n < <size_t>account.frame_left else account.frame_left
@@ -467,12 +470,11 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
 
 cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t code, void* user) noexcept:
     cdef Session self = <Session>user
-    cdef GrpcStream stream = self.streams.pop(stream_id, None)
+    cdef Stream stream = self.streams.pop(stream_id, None)
     if stream is not None and not stream.ended:
         if stream.trailers is not None and not stream.out_bytes and code == 0:
             self.work += 2
-            stream.ended = True
-            stream.abandon()
+            stream.over()
         else:
             self._reset_stream(stream, code)
     return 0
@@ -480,15 +482,17 @@ cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t c
 
 cdef int on_frame_send(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
     cdef Session self = <Session>user
-    cdef GrpcStream stream
+    cdef Stream stream
     if frame.hd.type == NGHTTP2_DATA:
         self.work += 3
     elif frame.hd.type == NGHTTP2_HEADERS:
         self.nuisance.strikes = 0
-        if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
-            stream = self.streams.get(frame.hd.stream_id)
-            if stream is not None and not stream.input_ended:
-                nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR)
+    else:
+        return 0
+    if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+        stream = self.streams.get(frame.hd.stream_id)
+        if stream is not None and not stream.input_ended:
+            nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR)
     return 0
 
 
@@ -512,7 +516,7 @@ cdef ssize_t on_read_length(nghttp2_session* session, uint8_t frame_type, int32_
 
 cdef ssize_t read_outbox(nghttp2_session* session, int32_t stream_id, uint8_t* buf, size_t length,
                          uint32_t* flags, nghttp2_data_source* source, void* user) noexcept:
-    cdef GrpcStream stream = <GrpcStream>source.ptr     # rule 8
+    cdef Stream stream = <Stream>source.ptr     # rule 8
     cdef size_t n = stream.out_bytes
     cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
     if stream.ended:    # given up: its outbox is empty because it was dropped, not because it was sent
@@ -520,9 +524,11 @@ cdef ssize_t read_outbox(nghttp2_session* session, int32_t stream_id, uint8_t* b
     if n > length:
         n = length
     elif stream.trailers is not None:
+        flags[0] |= NGHTTP2_DATA_FLAG_EOF
         try:
-            flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
-            if nghttp2_submit_trailer(session, stream_id, nva, reply_headers(nva, MAX_REPLY_HEADERS, stream.trailers)) != 0:
+            if stream.trailers:
+                flags[0] |= NGHTTP2_DATA_FLAG_NO_END_STREAM
+            if stream.trailers and nghttp2_submit_trailer(session, stream_id, nva, reply_headers(nva, MAX_REPLY_HEADERS, stream.trailers)) != 0:
                 return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
         except Exception:
             log.exception("stream %d failed", stream_id)
@@ -536,7 +542,7 @@ cdef ssize_t read_outbox(nghttp2_session* session, int32_t stream_id, uint8_t* b
 cdef int on_send_data(nghttp2_session* session, nghttp2_frame* frame, const uint8_t* head, size_t length,
                       nghttp2_data_source* source, void* user) noexcept:
     cdef Session self = <Session>user
-    cdef GrpcStream stream = <GrpcStream>source.ptr     # rule 8
+    cdef Stream stream = <Stream>source.ptr     # rule 8
     try:
         self.out.put(<const char*>head, 9)
         self.out.move(stream, length)

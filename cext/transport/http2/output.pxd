@@ -4,7 +4,7 @@ cimport cython
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
-from neptrio.transport.http2.stream cimport GrpcStream
+from neptrio.transport.http2.stream cimport Stream
 
 @cython.final
 cdef class Output:
@@ -30,5 +30,5 @@ cdef class Output:
     cdef inline bint empty(self) noexcept:
         return self.n == 0 and not self.segments
 
-    cdef int move(self, GrpcStream stream, Py_ssize_t left) except -1   # from the stream's outbox
+    cdef int move(self, Stream stream, Py_ssize_t left) except -1   # from the stream's outbox
     cdef list take(self)           # all output, in order; nothing is left

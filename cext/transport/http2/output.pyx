@@ -14,7 +14,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free
 
-from neptrio.transport.http2.stream cimport GrpcStream
+from neptrio.transport.http2.stream cimport Stream
 
 cdef enum:
     LARGE_PIECE = 16384
@@ -32,7 +32,7 @@ cdef class Output:
     def __dealloc__(self):
         free(self.data)
 
-    cdef int move(self, GrpcStream stream, Py_ssize_t left) except -1:
+    cdef int move(self, Stream stream, Py_ssize_t left) except -1:
         cdef Py_ssize_t n, size
         cdef Py_buffer view
         while left > 0:

@@ -1,7 +1,8 @@
-# A gRPC stream without I/O: message framing on the way in, an outbox on the way out. The HTTP/2 session that carries it
-# (nghttp2 or h2) calls feed(), on_half_close() and on_reset() and takes from the outbox; session.output_ready(stream)
-# tells it of new output.
-cdef class GrpcStream
+# A stream without I/O. The HTTP/2 session that carries it (nghttp2 or h2) calls feed(), end_of_input() and on_reset() and
+# takes from the outbox; session.output_ready(stream) tells it of new output.
+from libc.stdint cimport int64_t
+
+cdef class Stream
 
 cdef class Totals:                     # the bytes that the streams of all connections of a server hold
     cdef readonly Py_ssize_t in_bytes  # of request messages that no call has taken
@@ -14,7 +15,7 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef readonly Py_ssize_t served_bytes # bytes of request messages whose calls are not answered
     cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked
-    cdef GrpcStream filling            # the stream whose large message the next bytes belong to, None: not known
+    cdef Stream filling            # the stream whose large message the next bytes belong to, None: not known
     cdef Py_ssize_t frame_size         # bytes of the current DATA frame, 0: it is no plain one
     cdef Py_ssize_t frame_left         # how many of them are still to come
     cdef readonly Py_ssize_t placed    # bytes that were received at their place, so far
@@ -23,27 +24,14 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
 
-cdef class GrpcStream:
+cdef class Stream:
     cdef readonly object session
     cdef readonly int stream_id
     cdef public object headers         # a callable that returns [(name, value)], with .get(name) (bytes)
-    cdef public object max_message_bytes
     cdef readonly Account account
     # incoming
-    cdef unsigned char[5] prefix
-    cdef int prefix_have
-    cdef Py_ssize_t want
-    cdef Py_ssize_t have
-    cdef public bint keeps             # complete messages are counted until the call calls taken()
-    cdef Py_ssize_t kept               # bytes of complete messages that were not taken
-    cdef readonly Py_ssize_t serving         # bytes of messages that the call has taken, until it is answered
-    cdef Py_ssize_t ask_at             # the budget is asked again when so many bytes have come; 0: it is not
-    cdef Py_ssize_t skipping           # bytes still to come of a message that there is no room for
-    cdef object message                # the message being received: bytes or a SplitMessage
-    cdef char* message_at              # NULL for a SplitMessage
-    cdef bint undecided                # more bytes will tell whether it can be split
-    cdef public object source_of       # what cext/codec/split_message asks for memory; None: messages are not split
-    cdef bint compressed
+    cdef object message                # what is being received: bytes, or a SplitMessage
+    cdef readonly Py_ssize_t serving   # bytes of complete input that was taken, until it is answered
     cdef public bint input_ended
     cdef public bint refused           # further input is ignored
     cdef public bint paused            # flow-control credit is withheld
@@ -53,20 +41,24 @@ cdef class GrpcStream:
     cdef Py_ssize_t out_first
     cdef Py_ssize_t out_at
     cdef readonly Py_ssize_t out_bytes # bytes waiting in the outbox
+    cdef Py_ssize_t moved              # bytes that left it since stalled() looked
+    cdef int64_t seen_ns               # when stalled() first saw that something waits, 0: it did not
     cdef public list reply_headers     # None: the usual ones
-    cdef public list trailers          # None until the reply is complete
+    cdef public list trailers          # None until the reply is complete; [] for none
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
+    cdef int begin(self, session, int stream_id, headers) except -1
+    cpdef list head(self)
+    cpdef list whole_head(self)
     cdef int feed(self, const char* data, Py_ssize_t n) except -1
-    cdef bint lacks(self, Py_ssize_t n) noexcept             # at least so many bytes of the current message
+    cpdef int end_of_input(self) except -1
+    cdef bint lacks(self, Py_ssize_t n) noexcept             # at least so many bytes of what is being received
     cdef char* place(self, Py_ssize_t* n) noexcept           # where feed() would copy the next bytes, and how many; or NULL
-    cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1
-    cdef bint _allocate(self) except -1
-    cdef object _assembled(self)
-    cdef bint _room(self, Py_ssize_t size) except -1
-    cpdef int taken(self) except -1
+    cdef int drop_input(self) except -1
     cpdef int serve(self, Py_ssize_t n) except -1
     cpdef int served(self, Py_ssize_t n) except -1
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1
     cdef int abandon(self) except -1
+    cpdef int over(self) except -1
+    cpdef bint stalled(self, int64_t now_ns, int64_t limit_ns) except -1

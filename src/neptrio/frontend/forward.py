@@ -243,7 +243,7 @@ class ForwardingCall(HandlerCall):
                 "metadata": texts(self.headers()),
                 "deadline": None if self.deadline is None else self.deadline.time_remaining(),
                 "client": connection.client,
-                "peer": str(connection.peer),
+                "peer": str(connection.wire.peer),
                 "certificate": as_document(connection.certificate),
             },
         )

@@ -32,13 +32,13 @@ from neptrio.transport.grpc.audit_call import audit_call
 from neptrio.transport.grpc.connection import PROBES
 from neptrio.transport.grpc.handlers import Peer, encoded, failed, parsed
 from neptrio.transport.grpc.server import all_handlers
-from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
-from neptrio.transport.http2.grpc_status import (
+from neptrio.transport.grpc.status import (
     OK_HEADERS,
     OK_TRAILERS,
     decode_metadata,
     status_trailers,
 )
+from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp

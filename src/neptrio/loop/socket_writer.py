@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -74,11 +74,16 @@ class SocketWriter(SocketWriterCore):
                 self.fail()
             else:
                 self._taken += sent
-        if self.queue:
+        if self.queue or self.refill():
             return True
         self._writing = False
         self._tell_empty()
         self.on_drained()
+        return False
+
+    def refill(self) -> bool:
+        """Called when the queue is empty: puts into it what follows, for writers that make their bytes as the kernel takes
+        them. False when there is nothing."""
         return False
 
     def write_by_task(self) -> None:
@@ -87,7 +92,7 @@ class SocketWriter(SocketWriterCore):
 
     async def _write(self) -> None:
         try:
-            while self.queue and not self.broken:
+            while (self.queue or self.refill()) and not self.broken:
                 sent = self.send_pending()
                 if sent < 0:
                     self.fail()
@@ -131,29 +136,6 @@ class SocketWriter(SocketWriterCore):
 
 def nothing() -> None:
     """Nobody hears of it."""
-
-
-class Writer(Protocol):
-    """What a connection needs of a SocketWriter, or of its counterpart over TLS (transport.tls)."""
-
-    on_drained: Callable[[], None]
-
-    @property
-    def broken(self) -> bool: ...
-
-    @property
-    def pending(self) -> int: ...
-
-    @property
-    def congested(self) -> bool: ...
-
-    def send(self, buffers: list[Any], /) -> None: ...
-
-    def fail(self) -> None: ...
-
-    def let_go(self) -> None: ...
-
-    async def drained(self) -> None: ...
 
 
 def listen(address: str, port: int, backlog: int = 4096, reuse_port: bool = False) -> socket.socket:

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -42,17 +41,15 @@ from neptrio.transport.http1.input import HandOver
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.tls import rest_tls
+from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.tls import HANDSHAKE_S, rest_tls
 from neptrio.transport.unix_socket import UnixListener, client_name
-
-if TYPE_CHECKING:
-    from neptrio.transport.hypercorn.front import HypercornFront
+from neptrio.transport.wire import Handshakes, Wire
 
 log = logging.getLogger("neptrio.admin")
 
 WATCH_SECONDS = 1.0
 MOST_CONNECTIONS = 64
-QUIET_SECONDS = 1.0  # when draining: how long TLS connections without a request may still stay open
 
 
 class AdminServer:
@@ -68,7 +65,6 @@ class AdminServer:
         self._services = services
         self._metrics = metrics
         self._unix: UnixListener | None = None
-        self._front: HypercornFront | None = None
         self._policy = http_policy(settings, services.tokens)
         if address.path is not None:
             self._origins = OriginPolicy()
@@ -80,12 +76,10 @@ class AdminServer:
             found = None if metrics is None else metrics.metrics
             self._console = Console(services, self._origins, self._policy, rest_port, found, admin=True)
         self._grpc = GrpcServer(services, None)
-        if address.path is None and settings.http_tls_cert is not None:
-            from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
-
-            # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
-            tls = rest_tls(settings, ["http/1.1", "h2"])
-            self._front = HypercornFront(services, self._app, tls, limited=False)
+        # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
+        self._tls = None if address.path is not None else rest_tls(settings, ["http/1.1", "h2"])
+        self._handshakes = Handshakes()
+        self._calls = AppCalls()
         if address.path is not None:
             self._unix = UnixListener(address.path, settings.admin_socket_mode)
             self.listener = self._unix.sock
@@ -108,7 +102,7 @@ class AdminServer:
     @property
     def secure(self) -> bool:
         """Whether it speaks TLS."""
-        return self._front is not None
+        return self._tls is not None
 
     @property
     def connections(self) -> int:
@@ -126,8 +120,9 @@ class AdminServer:
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self._grpc.run)
             self._nursery.start_soon(self._watch)
-            if self._front is not None and self._front.tls is not None:
-                self._nursery.start_soon(self._front.tls.watch)
+            self._nursery.start_soon(self._calls.load)
+            if self._tls is not None:
+                self._nursery.start_soon(self._tls.watch)
             task_status.started()
             await self._acceptor.run()
             await trio.sleep_forever()
@@ -153,10 +148,15 @@ class AdminServer:
 
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
-            if self._front is not None:
-                await self._serve_tls(self._front, sock, address)
+            secure = None
+            if self._tls is not None:
+                secure = await self._handshakes.make(sock, self._tls, HANDSHAKE_S)
+                if secure is None:
+                    return
+            if secure is not None and secure.protocol == "h2":
+                await self._grpc.adopt(sock, address, secure=secure)
             else:
-                await self._serve_plain(sock, address, nursery)
+                await self._serve_http1(Wire(sock, nursery, self._services.loop, secure, address))
         except Exception:
             log.exception("an admin connection failed")
         finally:
@@ -165,20 +165,19 @@ class AdminServer:
             self._open -= 1
             self._changed.set()
 
-    async def _serve_plain(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+    async def _serve_http1(self, wire: Wire) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            self._places.take(sock)
+            self._places.take(wire.sock)
             await self._app(scope, receive, send)
 
         connection = Http1Connection(
-            sock,
+            wire,
             self._services,
             app,
-            nursery,
+            self._calls,
             self._policy,
             origins=self._origins,
             only_app=True,
-            client=address,
         )
         connection.max_body = self._services.settings.http_max_input_size
         self._http1.add(connection)
@@ -188,26 +187,10 @@ class AdminServer:
             await connection.run()
         except HandOver as hand_over:
             self._http1.discard(connection)
-            await self._grpc.adopt(sock, address, hand_over.data)
+            if wire.secure is None:
+                await self._grpc.adopt(wire.sock, wire.client, hand_over.data)
         finally:
             self._http1.discard(connection)
-
-    async def _serve_tls(self, front: HypercornFront, sock: socket.socket, address: str) -> None:
-        assert front.tls is not None
-        transport = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        stream = trio.SSLStream(transport, front.tls.context, server_side=True, https_compatible=True)
-        with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
-            try:
-                await stream.do_handshake()
-            except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
-                log.info("an admin connection ended: %r", error)
-                return
-        if limit.cancelled_caught:
-            return
-        if stream.selected_alpn_protocol() == "h2":
-            await self._grpc.adopt(sock, address, stream=stream)
-        else:
-            await front.serve(sock, b"", "", address, stream)
 
     async def _watch(self) -> None:
         """Checks at an interval which connections have been silent or idle for too long, and ends those."""
@@ -228,17 +211,11 @@ class AdminServer:
         self.close()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._grpc.drain)
-            if self._front is not None:
-                await self._front.drain()
+            self._handshakes.stop()
             with trio.move_on_after(self._services.settings.grace_secs):
                 await self._until_gone()
             for connection in list(self._http1):
                 connection.end_grace()
-            if self._front is not None:
-                with trio.move_on_after(QUIET_SECONDS):
-                    await self._until_gone()
-                for left in list(self._front.connections):
-                    left.cancel()
             await self._until_gone()
 
     async def _until_gone(self) -> None:

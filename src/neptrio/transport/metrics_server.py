@@ -1,8 +1,7 @@
 """The metrics port: answers GET /metrics; any other path gets an empty 200, as from a Triton server.
 
-It uses the connection classes of the REST port with an app of its own, so that both ports read, refuse and time out
-alike: our own (transport.http1.connection), and hypercorn's (transport.hypercorn) where it has TLS. It depends on no
-other port, so metrics can be read while those drain.
+It uses the HTTP/1.1 connections of the REST port with an app of its own, so that both ports read, refuse and time out
+alike, with TLS and without. It depends on no other port, so metrics can be read while those drain.
 
 Rules:
  1. A connection is closed after IDLE_SECONDS without a request. If there are MAX_CONNECTIONS and a new one comes, the
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -37,15 +36,13 @@ from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
-from neptrio.transport.http1.asgi import App
 from neptrio.transport.http1.connection import Http1Connection, check_all
 from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.infer import JSON, error_body
-from neptrio.transport.tls import metrics_tls
-
-if TYPE_CHECKING:
-    from neptrio.transport.hypercorn.front import HypercornFront
+from neptrio.transport.tls import HANDSHAKE_S, metrics_tls
+from neptrio.transport.wire import Handshakes, Wire
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -86,18 +83,15 @@ class MetricsServer:
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._connections: set[Http1Connection] = set()
-        self._front: HypercornFront | None = None
+        self._calls = AppCalls()
+        self._tls = metrics_tls(services.settings)
+        self._handshakes = Handshakes()
         self.policy: HeaderPolicy | None = None
         self.console: Console | None = None
         if services.settings.console_at(address):
             self.policy = http_policy(services.settings, services.tokens)
             self.console = Console(services, self._origins, self.policy, rest_port, metrics)
             services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
-        tls = metrics_tls(services.settings)
-        if tls is not None:
-            from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
-
-            self._front = HypercornFront(services, self._app(None), tls, limited=False)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -110,8 +104,9 @@ class MetricsServer:
 
             nursery.start_soon(self._sample_for_ever)
             nursery.start_soon(self._watch)
-            if self._front is not None and self._front.tls is not None:
-                nursery.start_soon(self._front.tls.watch)
+            nursery.start_soon(self._calls.load)
+            if self._tls is not None:
+                nursery.start_soon(self._tls.watch)
             task_status.started()
             try:
                 await Acceptor(self._listener, start).run()
@@ -152,16 +147,13 @@ class MetricsServer:
             await trio.sleep(WATCH_SECONDS)
             now = int(monotonic_ns())
             check_all(self._connections, now, limit, limit)
-            if self._front is not None:
-                self._front.press(IDLE_SECONDS)
 
-    def _app(self, sock: socket.socket | None) -> App:
+    def _app(self, sock: socket.socket) -> App:
         """The ASGI app of one connection."""
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
-                if sock is not None:
-                    self._places.take(sock)
+                self._places.take(sock)
                 if self.console is not None and self.console.serves(scope["raw_path"]):
                     await self.console(scope, receive, send)
                 else:
@@ -171,26 +163,27 @@ class MetricsServer:
 
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
-            if self._front is not None:
-                await self._front.serve(sock, b"", "", address, app=self._app(sock))
-            else:
-                await self._serve_plain(sock, address, nursery)
+            secure = None
+            if self._tls is not None:
+                secure = await self._handshakes.make(sock, self._tls, HANDSHAKE_S)
+                if secure is None:
+                    return
+            await self._serve_http1(Wire(sock, nursery, self._services.loop, secure, address))
         except Exception:
             log.exception("a metrics connection failed")
         finally:
             self._places.free(sock)
             sock.close()
 
-    async def _serve_plain(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+    async def _serve_http1(self, wire: Wire) -> None:
         connection = Http1Connection(
-            sock,
+            wire,
             self._services,
-            self._app(sock),
-            nursery,
+            self._app(wire.sock),
+            self._calls,
             self.policy,
             origins=self._origins,
             only_app=True,
-            client=address,
         )
         connection.max_body = MAX_BODY
         if self.console is not None:
@@ -201,7 +194,7 @@ class MetricsServer:
         try:
             await connection.run()
         except HandOver:
-            pass
+            wire.close()
         finally:
             self._connections.discard(connection)
 

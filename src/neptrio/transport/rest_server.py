@@ -1,16 +1,17 @@
 """The REST port: accepts connections, gives each to the code that speaks its protocol, and drains them at the end.
 
-Our own Http1Connection serves plain HTTP/1.1. Hypercorn serves TLS, HTTP/2 without TLS (for clients that begin with
-it), and everything with --http-lean=false. Both call the same ASGI app.
+Over TLS, ALPN says whether a client speaks HTTP/1.1 or HTTP/2; without it, HTTP/2's preface does. Both kinds of connections
+answer inference themselves and call the same ASGI app for the rest, with hypercorn's streams in between. With
+--http-lean=false hypercorn serves all connections itself.
 
 Rules:
  1. An exception ends only the connection that raised it.
- 2. A connection that does not send the whole head of a request within the request timeout is closed. For bodies, our
-    own connection and the app have a time limit. transport.hypercorn.connection has the rules of hypercorn's connections.
+ 2. A connection that does not make its TLS handshake within HANDSHAKE_S, or does not send the whole head of a request within
+    the request timeout, is closed. For bodies the connections have time limits.
  3. Beyond the limits on connections, a new one is still answered health probes; other requests are refused and told
     when to try again (service.connections).
  4. Draining: no new connection is accepted. Within the exit grace each open one may send one more request, whose answer
-    says that it is the last; HTTP/2 clients get GOAWAY. After that idle connections are closed, and requests that were
+    says that it is the last; HTTP/2 clients get GOAWAY (transport.http2.connection, rule 2). After that idle connections are closed, and requests that were
     received are answered.
 """
 
@@ -27,29 +28,31 @@ from neptrio.addresses import is_loopback
 from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
-from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
+from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWAY_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
 from neptrio.transport.http1.connection import Http1Connection, check_all
 from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.tls import rest_tls
+from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.rest.http2_connection import RestHttp2Connection
+from neptrio.transport.tls import HANDSHAKE_S, rest_tls
+from neptrio.transport.wire import Handshakes, Wire
 
 if TYPE_CHECKING:
-    from neptrio.transport.hypercorn.front import HypercornFront
+    from neptrio.transport.hypercorn.server import HypercornServer
 
 log = logging.getLogger("neptrio.rest")
-
-QUIET_SECONDS = 1.0  # when draining: connections left after this time without a request are ended
 
 
 @dataclass(frozen=True)
 class RestStatistics:
-    """How many connections the REST port has open: our own HTTP/1.1 ones, and hypercorn's."""
+    """How many connections the REST port has open, by what serves them."""
 
-    connections: int
-    hypercorn_connections: int
+    http1: int
+    http2: int
+    hypercorn: int
 
 
 class RestServer:
@@ -66,38 +69,41 @@ class RestServer:
             settings.cors_allow_origin, settings.allowed_host, is_loopback(str(listener.getsockname()[0]))
         )
         self._app = self.make_app(services, self._policy, self._origins)
-        self._connections: set[Http1Connection] = set()
+        self.http1: set[Http1Connection] = set()
+        self.http2: set[RestHttp2Connection] = set()
+        self._calls = AppCalls()
+        self._handshakes = Handshakes()
         self._draining = False
         self._changed = trio.Event()
         self._starting = 0  # connections whose task has not begun
-        self._handed_over = 0  # connections that hypercorn serves
-        self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
+        self._tls = rest_tls(settings, ["h2", "http/1.1"])
         services.held.add(self._held_bytes)
-        self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
+        self._hypercorn: HypercornServer | None = None
+        self._by_hypercorn: set[trio.CancelScope] = set()  # of the connections that it serves
+        if not settings.http_lean:
+            from neptrio.transport.hypercorn.server import HypercornServer  # importing it takes long
+
+            self._hypercorn = HypercornServer(services, self._app, self._tls, self._policy)
 
     def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
         """The app that answers every route."""
         return RestApp(services, policy, origins)
 
-    def _make_front(self) -> HypercornFront:
-        from neptrio.transport.hypercorn.front import HypercornFront
-
-        tls = rest_tls(self._services.settings, ["h2", "http/1.1"])
-        return HypercornFront(self._services, self._app, tls, policy=self._policy)
-
     def _held_bytes(self) -> int:
-        return sum(connection.held_bytes() for connection in self._connections)
+        one = sum(connection.held_bytes() for connection in self.http1)
+        return one + sum(connection.held_bytes for connection in self.http2)
 
     def statistics(self) -> RestStatistics:
         """How many connections are open now."""
-        return RestStatistics(len(self._connections), self._handed_over)
+        return RestStatistics(len(self.http1), len(self.http2), len(self._by_hypercorn))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._watch)
-            if self._front is not None and self._front.tls is not None:
-                self._nursery.start_soon(self._front.tls.watch)
+            self._nursery.start_soon(self._calls.load)
+            if self._tls is not None:
+                self._nursery.start_soon(self._tls.watch)
             task_status.started()
             await self._acceptor.run()
             await trio.sleep_forever()
@@ -126,41 +132,34 @@ class RestServer:
             now = int(monotonic_ns())
             pressed = self._services.connections.pressed
             idle = min(idle_ns or pressed_ns, pressed_ns) if pressed else idle_ns
-            check_all(self._connections, now, last_ns if self._draining else request_ns, idle, pressed)
-            if pressed and self._front is not None:
-                self._front.press(PRESSED_IDLE_SECONDS)
+            request = last_ns if self._draining else request_ns
+            check_all(self.http1, now, request, idle, pressed)
+            check_all(self.http2, now, request, idle, pressed)
 
     async def _serve(
         self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery
     ) -> None:
         self._starting -= 1
         try:
-            if self._by_hypercorn:
-                await self._hypercorn(sock, b"", turned_away, address)
+            if self._hypercorn is not None:
+                with trio.CancelScope() as scope:
+                    self._by_hypercorn.add(scope)
+                    await self._hypercorn.serve(sock, turned_away, address)
+                self._by_hypercorn.discard(scope)
+                sock.close()
                 return
-            connection = Http1Connection(
-                sock,
-                self._services,
-                self._app,
-                nursery,
-                self._policy,
-                turned_away,
-                self._origins,
-                client=address,
-            )
-            self._services.request_limits.join(address, connection.open_requests)
-            self._connections.add(connection)
-            if self._draining:
-                connection.drain()
-            try:
-                await connection.run()
-            except HandOver as hand_over:
-                self._connections.discard(connection)
-                await self._hypercorn(sock, hand_over.data, turned_away, address)
-            finally:
-                self._services.request_limits.leave(address, connection.open_requests)
-                self._connections.discard(connection)
-                self._changed.set()
+            secure = None
+            if self._tls is not None:
+                seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
+                secure = await self._handshakes.make(sock, self._tls, seconds)
+                if secure is None:
+                    sock.close()
+                    return
+            wire = Wire(sock, nursery, self._services.loop, secure, address)
+            if secure is not None and secure.protocol == "h2":
+                await self._serve_http2(wire, turned_away)
+            else:
+                await self._serve_http1(wire, turned_away)
         except threads.NoThread as error:
             log.warning("a REST connection is closed: %s", error)
             sock.close()
@@ -168,57 +167,78 @@ class RestServer:
             log.exception("a REST connection failed")
             sock.close()
         finally:
+            self._changed.set()
             if turned_away:
                 self._places.free(sock)
             else:
                 self._services.connections.leave(address)
 
-    async def _hypercorn(self, sock: socket.socket, prefix: bytes, turned_away: str, address: str) -> None:
-        self._handed_over += 1
+    async def _serve_http1(self, wire: Wire, turned_away: str) -> None:
+        """Serves HTTP/1.1, or HTTP/2 without TLS if the client begins with it."""
+        connection = Http1Connection(
+            wire, self._services, self._app, self._calls, self._policy, turned_away, self._origins
+        )
+        limits = self._services.request_limits
+        limits.join(wire.client, connection.open_requests)
+        self.http1.add(connection)
+        if self._draining:
+            connection.drain()
+        begun: bytes | None = None
         try:
-            if self._front is None:
-                # importing hypercorn takes long: a thread does it, so that the loop does not wait
-                made = await threads.run(self._make_front)
-                if self._front is None:
-                    self._front = made
-                    if self._draining:
-                        await made.drain()
-            await self._front.serve(sock, prefix, turned_away, address)
+            await connection.run()
+        except HandOver as hand_over:
+            begun = hand_over.data
         finally:
-            self._handed_over -= 1
-            self._changed.set()
-            sock.close()
+            limits.leave(wire.client, connection.open_requests)
+            self.http1.discard(connection)
+        if begun is not None:
+            del connection
+            await self._serve_http2(wire, turned_away, begun)
+
+    async def _serve_http2(self, wire: Wire, turned_away: str, prefix: bytes = b"") -> None:
+        connection = RestHttp2Connection(
+            wire, self._services, self._app, self._calls, self._policy, self._origins, turned_away, prefix
+        )
+        limits = self._services.request_limits
+        limits.join(wire.client, connection.open_requests)
+        self.http2.add(connection)
+        if self._draining:
+            connection.start_drain()
+        try:
+            await connection.run()
+        finally:
+            limits.leave(wire.client, connection.open_requests)
+            self.http2.discard(connection)
 
     @property
     def connections(self) -> int:
         """How many connections are open, with those whose task has not begun."""
-        return self._starting + len(self._connections) + self._handed_over
+        served = len(self.http1) + len(self.http2) + len(self._by_hypercorn)
+        return self._starting + len(self._handshakes) + served
 
     async def drain(self) -> None:
         """Stops accepting and returns when all connections have ended (rule 4)."""
         self._draining = True
-        for connection in self._connections:
+        for connection in self.http1:
             connection.drain()
+        for secure in list(self.http2):
+            secure.start_drain()
         self._acceptor.stop()
-        if self._front is not None:
-            await self._front.drain()
+        self._handshakes.stop()
+        if self._hypercorn is not None:
+            await self._hypercorn.drain()
         with trio.move_on_after(self._services.settings.grace_secs):
-            while self.connections:
-                self._changed = trio.Event()
-                await self._changed.wait()
-        for connection in list(self._connections):
+            await self._until_gone()
+        for connection in list(self.http1):
             connection.end_grace()
-        quiet_since: float | None = None
+        if self._by_hypercorn:
+            with trio.move_on_after(self._services.settings.grace_secs):
+                await self._until_gone()
+            for scope in list(self._by_hypercorn):  # its connections may stay open without a request
+                scope.cancel()
+        await self._until_gone()
+
+    async def _until_gone(self) -> None:
         while self.connections:
             self._changed = trio.Event()
-            with trio.move_on_after(0.1):
-                await self._changed.wait()
-            # hypercorn can keep a connection open after its streams were dropped: end it when no request has been
-            # under way for QUIET_SECONDS, which is enough for answers to leave
-            if self._connections or self._services.admission.inflight():
-                quiet_since = None
-            elif quiet_since is None:
-                quiet_since = trio.current_time()
-            elif trio.current_time() - quiet_since > QUIET_SECONDS:
-                for left in self._front.connections if self._front is not None else ():
-                    left.cancel()
+            await self._changed.wait()

@@ -1,31 +1,20 @@
-"""TLS: the context of a port, which follows its certificate files, and a SocketWriter that encrypts.
-
-The encrypting writer uses trio's SSLStream: send() queues bytes and a task writes them. This is slower than the plain
-writer, but encryption has to copy every byte anyway.
-"""
+"""The TLS context of a port, which follows its certificate files."""
 
 from __future__ import annotations
 
 import logging
 import os
 import ssl
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from neptrio.loop import threads
-from neptrio.loop.socket_writer import CONGESTED_BYTES, nothing
 from neptrio.settings import Settings
 
 HANDSHAKE_S = 20.0  # from accepting a connection to the end of its TLS handshake
 
 log = logging.getLogger("neptrio.tls")
-
-CHUNK_BYTES = 256 << 10
-
 
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 LOOK_SECONDS = 1.0  # between two looks at the files
@@ -139,86 +128,3 @@ def metrics_tls(settings: Settings) -> ServerTls | None:
         ["http/1.1"],
         settings,
     )
-
-
-def let_go(stream: Any) -> None:
-    """The connection of this trio.SSLStream has ended: ends that the stream refers to itself, by its handshake, which would
-    keep OpenSSL's state (tens of KB) until the collector finds both. Does nothing where trio has no such reference."""
-    handshake = vars(stream).get("_handshook")
-    if hasattr(handshake, "_afn"):
-        handshake._afn = _no_handshake
-
-
-async def _no_handshake() -> None:
-    """In place of a handshake that was made, or never will be."""
-
-
-class SecureSocketWriter:
-    """The sending half of a TLS connection; see loop.socket_writer.SocketWriter for the rules."""
-
-    def __init__(self, stream: trio.SSLStream[trio.SocketStream], nursery: trio.Nursery) -> None:
-        self.pending = 0
-        self.broken = False
-        self.on_drained: Callable[[], None] = nothing
-        self._stream = stream
-        self._nursery = nursery
-        self._queue: deque[Any] = deque()
-        self._writing = False
-        self._emptied: trio.Event | None = None
-
-    @property
-    def congested(self) -> bool:
-        """True while more than CONGESTED_BYTES wait, because the peer does not read fast enough."""
-        return self.pending > CONGESTED_BYTES
-
-    def send(self, buffers: list[Any]) -> None:
-        """Queues the buffers to be sent in order. Does nothing on a broken connection."""
-        if self.broken:
-            return
-        for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            for at in range(0, len(view), CHUNK_BYTES):
-                self._queue.append(view[at : at + CHUNK_BYTES])
-            self.pending += len(view)
-        if self._queue and not self._writing:
-            self._writing = True
-            self._nursery.start_soon(self._write)
-
-    async def _write(self) -> None:
-        try:
-            while self._queue and not self.broken:
-                parts, size = [], 0
-                while self._queue and size < CHUNK_BYTES:
-                    parts.append(self._queue.popleft())
-                    size += len(parts[-1])
-                await self._stream.send_all(b"".join(parts))
-                self.pending -= min(size, self.pending)
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError):
-            self.fail()
-        finally:
-            self._writing = False
-        self._tell_empty()
-        self.on_drained()
-
-    def _tell_empty(self) -> None:
-        if self._emptied is not None:
-            self._emptied.set()
-            self._emptied = None
-
-    def fail(self) -> None:
-        """Marks the connection as broken and drops its queued bytes."""
-        self.broken = True
-        self._queue.clear()
-        self.pending = 0
-        self._tell_empty()
-
-    def let_go(self) -> None:
-        """The connection has ended: forgets it."""
-        self.on_drained = nothing
-
-    async def drained(self) -> None:
-        """Returns when everything was handed to the transport, or the writer is broken."""
-        if self._writing and not self.broken:
-            if self._emptied is None:
-                self._emptied = trio.Event()
-            await self._emptied.wait()

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from neptrio.transport.http2.stream import percent_encode
+from neptrio.transport.grpc.message_stream import percent_encode
 from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
 from tests.support.infer_messages import identity, request, response

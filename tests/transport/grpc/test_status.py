@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from neptrio.transport.http2.stream import percent_encode
+from neptrio.transport.grpc.message_stream import percent_encode
 
 
 @pytest.mark.parametrize("text", ["got [4]. ", " x", " ", "  ", "a b", "100 % ü\n", "", " \u00a0 "])

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.wire import Wire
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 from tests.support.waiting import until_trio
@@ -48,6 +50,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
         yield running
 
 
+def connected(
+    sock: socket.socket, server: EmbeddedServer, tasks: Tasks, policy: HeaderPolicy | None = None
+) -> Http1Connection:
+    services = server.server.services
+    wire = Wire(sock, tasks, services.loop)  # type: ignore[arg-type]  # nobody runs its tasks
+    return Http1Connection(wire, services, None, AppCalls(), policy)  # type: ignore[arg-type]  # nor calls the app
+
+
 async def outcome(
     server: EmbeddedServer, parts: list[bytes], fast_path: bool, policy: HeaderPolicy | None = None
 ) -> tuple[Any, ...]:
@@ -57,7 +67,7 @@ async def outcome(
     for end in (ours, theirs):
         end.setblocking(False)
     try:
-        connection = Http1Connection(ours, server.server.services, None, tasks, policy)  # type: ignore[arg-type]
+        connection = connected(ours, server, tasks, policy)
         connection.fast_path = connection.fast_path and fast_path
         for part in parts:
             while connection.later is not None:  # as the connection's task, which waits for room
@@ -241,7 +251,7 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
-            connection = Http1Connection(ours, server.server.services, None, Tasks())  # type: ignore[arg-type]
+            connection = connected(ours, server, Tasks())
             connection.body_received = 1 << 30  # of the request before
             before = connection.held_bytes()
             connection.pass_on(request()[:-2])

@@ -11,9 +11,9 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neptrio.transport.grpc.message_stream import GrpcStream
 from neptrio.transport.http2.limits import BUDGET, Nuisance, PingPolicy
 from neptrio.transport.http2.session import CHOICES
-from neptrio.transport.http2.stream import GrpcStream
 from tests.support.raw_http2 import PREFACE, frame, message
 from tests.transport.conftest import SESSIONS
 

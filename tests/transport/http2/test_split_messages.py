@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from neptrio.codec.split_message import SplitMessage
-from neptrio.transport.http2.stream import Account, GrpcStream
+from neptrio.transport.grpc.message_stream import GrpcStream
+from neptrio.transport.http2.stream import Account
 
 NO_MEMORY = 30_000  # bytes for which the source has none
 

@@ -7,17 +7,13 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h2.connection
 import h2.settings
 import numpy as np
 import pytest
-import trio
 import trustme
 
-from neptrio.transport.rest.app import RestApp
-from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
 from tests.support.http2_attack import (
     CANCEL,
@@ -108,67 +104,6 @@ def test_rapid_reset(attacker: RawClient) -> None:
     sent_away(attacker, ENHANCE_YOUR_CALM)
 
 
-def frames_in(data: bytes) -> int:
-    """Whole frames of bytes that begin with one."""
-    at = found = 0
-    while at + 9 <= len(data):
-        at += 9 + int.from_bytes(data[at : at + 3], "big")
-        found += at <= len(data)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["resets", "pings"])
-def test_others_have_a_turn_within_a_chunk_of_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """However many frames come at once: a few are handled, then everybody else is."""
-    handled: list[int] = []
-    calls: list[str] = []
-    turns = [0]
-    receive, call = h2.connection.H2Connection.receive_data, RestApp.__call__
-
-    def watched(self: h2.connection.H2Connection, data: bytes) -> Any:
-        if frames_in(data) > 1:  # not the preface
-            assert frames_in(data) <= 32
-            handled.append(turns[0])
-        return receive(self, data)
-
-    async def called(self: RestApp, scope: Any, *others: Any) -> None:
-        calls.append(scope["path"])
-        await call(self, scope, *others)
-
-    async def count() -> None:
-        while True:
-            turns[0] += 1
-            await trio.lowlevel.checkpoint()
-
-    write_model(tmp_path, "simple", identity_config())
-    with EmbeddedServer(tmp_path) as server, RawClient(server.http) as client:
-        client.encoder.header_table_size = 0
-        client.send(client.headers(1, "/v2/health/live", end=True, override={**PLAIN, ":method": "GET"}))
-        client.finish(1)
-        block = head(client, 3, "/v2/models/simple/infer")
-        monkeypatch.setattr(h2.connection.H2Connection, "receive_data", watched)
-        monkeypatch.setattr(RestApp, "__call__", called)
-        server.ask(trio.lowlevel.spawn_system_task, count)
-        if kind == "pings":
-            client.send(PINGS * 400)
-            client.until(lambda: client.acks == 400, "the answers")
-        else:
-            client.send(
-                b"".join(
-                    frame(HEADERS, END_HEADERS, i, block) + frame(RST_STREAM, 0, i, CANCEL)
-                    for i in range(3, 403, 2)
-                )
-            )
-            client.sync()
-        assert len(handled) > 10
-        # tasks of one pass run in any order, so that a pass of others may fall before or behind a slice
-        assert all(later > earlier for earlier, later in zip(handled, handled[2:], strict=False))
-        assert len(calls) <= 1  # that of a stream whose reset came in the next piece
-
-
 def test_rapid_reset_of_whole_requests(attacker: RawClient) -> None:
     attacker.encoder.header_table_size = 0
     pour(attacker, rapid_reset(head(attacker, 1, "/v2/models/slow/infer"), GOOD))
@@ -194,7 +129,6 @@ def test_slow_rapid_reset(attacker: RawClient) -> None:
         PINGS,
         CHANGED_SETTINGS,
         EMPTY_SETTINGS,
-        frame(SETTINGS, 1, 0),
         WINDOW_UPDATES,
         frame(PRIORITY, 0, 1, b"\0\0\0\0\1"),
         frame(0xEE, 0, 0, b"?"),
@@ -203,6 +137,11 @@ def test_slow_rapid_reset(attacker: RawClient) -> None:
 def test_floods_of_frames_that_cost_nothing(attacker: RawClient, flood: bytes) -> None:
     pour(attacker, flood * 100_000)
     sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_a_flood_of_acknowledgements_of_nothing(attacker: RawClient) -> None:
+    pour(attacker, frame(SETTINGS, 1, 0) * 100_000)
+    sent_away(attacker, PROTOCOL_ERROR)
 
 
 def test_empty_data_flood(attacker: RawClient) -> None:
@@ -449,15 +388,6 @@ def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def hypercorn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    repository = tmp_path_factory.mktemp("attacked")
-    write_impatient_models(repository)
-    with ServerProcess(repository, "--http-request-timeout-secs=2", "--http-lean=false") as server:
-        yield server
-        until(lambda: not in_flight(server), "nothing is under way")
-
-
-@pytest.fixture(scope="module")
 def tls(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[ServerProcess, ssl.SSLContext]]:
@@ -474,18 +404,8 @@ def tls(
         yield server, context
 
 
-@pytest.fixture(params=["hypercorn", "tls"])
-def http11(request: pytest.FixtureRequest) -> tuple[ServerProcess, ssl.SSLContext | None]:
-    """A server whose HTTP/1.1 is hypercorn's, and what its clients need."""
-    if request.param == "tls":
-        found: tuple[ServerProcess, ssl.SSLContext] = request.getfixturevalue("tls")
-        return found
-    return request.getfixturevalue("hypercorn"), None
-
-
-@pytest.mark.slow
-def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLContext | None]) -> None:
-    process, context = http11
+def test_a_client_that_does_not_read_http1(tls: tuple[ServerProcess, ssl.SSLContext]) -> None:
+    process, context = tls
     before = process.log().count(UNREAD)
     with Http1(process.http, context) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -499,10 +419,8 @@ def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLC
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", [b"G", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nx-slow: "])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_slow_head_over_hypercorn(
-    http11: tuple[ServerProcess, ssl.SSLContext | None], first: bool, begin: bytes
-) -> None:
-    process, context = http11
+def test_a_slow_head_over_tls(tls: tuple[ServerProcess, ssl.SSLContext], first: bool, begin: bytes) -> None:
+    process, context = tls
     with Http1(process.http, context) as client:
         if not first:
             assert client.request("POST", INFER, GOOD).status == 200
@@ -515,27 +433,25 @@ def test_a_slow_head_over_hypercorn(
         assert client.request("POST", INFER, GOOD).status == 200
 
 
-@pytest.mark.slow
-def test_a_pipelined_head_that_stays_unfinished(hypercorn: ServerProcess) -> None:
-    with Http1(hypercorn.http) as client:
+def test_a_pipelined_head_that_stays_unfinished(impatient: ServerProcess) -> None:
+    with Http1(impatient.http) as client:
         client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /v2")
         assert client.read().status == 200
         assert client.read().status == 408
 
 
-@pytest.mark.slow
-def test_an_idle_connection_is_not_timed_out(hypercorn: ServerProcess) -> None:
+def test_an_idle_connection_is_not_timed_out(impatient: ServerProcess) -> None:
     """A second connection's timeout (2 s) passes meanwhile."""
-    with Http1(hypercorn.http) as idle, Http1(hypercorn.http) as slow:
+    with Http1(impatient.http) as idle, Http1(impatient.http) as slow:
         assert idle.request("POST", INFER, GOOD).status == 200
         slow.send(b"G")
         assert slow.read().status == 408
         assert idle.request("POST", INFER, GOOD).status == 200
 
 
-def test_a_malformed_request_is_told_in_json(hypercorn: ServerProcess) -> None:
+def test_a_malformed_request_is_told_in_json(impatient: ServerProcess) -> None:
     for bad, status in ((b"\0\0\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * (65 << 10), 431)):
-        with Http1(hypercorn.http) as client:
+        with Http1(impatient.http) as client:
             client.send(bad)
             reply = client.read()
             assert reply.status == status and "error" in json.loads(reply.body)

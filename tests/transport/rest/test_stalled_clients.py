@@ -36,8 +36,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded
 
 
 def connections(server: EmbeddedServer) -> list[Any]:
-    front: Any = next(f for f in server.server.fronts if hasattr(f, "_connections") and hasattr(f, "_watch"))
-    return list(front._connections)
+    front: Any = next(f for f in server.server.fronts if isinstance(f, RestServer))
+    return list(front.http1)
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest
 from neptrio.service.audit import REFUSED
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.http2.grpc_status import error_trailers, problem_headers, status_trailers, timeout_ns
+from neptrio.transport.grpc.message_stream import GrpcStream
+from neptrio.transport.grpc.status import error_trailers, problem_headers, status_trailers, timeout_ns
 from neptrio.transport.http2.session import Headers, Http2Session
-from neptrio.transport.http2.stream import GrpcStream
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection

@@ -1,55 +1,19 @@
 # The types of cext/transport/grpc/fast_path.pyx, which says what everything does.
 
-import socket
 from typing import Any
 
-from typing_extensions import Buffer
-
-from neptrio.errors import Code, TritonError
-from neptrio.loop.loop_pass_core import LoopPassCore
-from neptrio.loop.socket_writer import Writer
+from neptrio.errors import Code
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
-from neptrio.service import Services
+from neptrio.transport.grpc.message_stream import GrpcStream
+from neptrio.transport.http2.connection_core import Http2Core
 from neptrio.transport.http2.session import Headers, Http2Session
-from neptrio.transport.http2.stream import GrpcStream, Totals
 
 CARDINALITY: Code
 UNARY_RESPONDER: Responder
 
-class GrpcFastPath:
-    @property
-    def sock(self) -> socket.socket: ...
-    @property
-    def services(self) -> Services: ...
-    @property
-    def source_of(self) -> Any: ...
-    session: Http2Session
-    writer: Writer
-    forward: Any
-    compression: str
-    parked: Any
-    @property
-    def loop_pass(self) -> LoopPassCore: ...
-    received_at: int
-    totals: Totals
-    input_limit: int
-    output_limit: int
-    draining: bool
-    drain_acked: int
-    def __init__(self, sock: socket.socket, writer: Writer, services: Services) -> None: ...
-    def take(self) -> bool: ...
-    def feed(self, data: Buffer) -> None: ...
-    def want_flush(self) -> None: ...
-    @property
-    def held_bytes(self) -> int: ...
-    @property
-    def overfull(self) -> bool: ...
-    def unread(self) -> TritonError | None: ...
-    def flush(self) -> None: ...
-
 class UnaryCore(GrpcStream):
-    _connection: GrpcFastPath
+    _connection: Http2Core
     _timer: Timer | None
     _message: Any
     _compressed: bool
@@ -58,7 +22,7 @@ class UnaryCore(GrpcStream):
     _kept: int
     _began_ns: int
     def __init__(
-        self, session: Http2Session, stream_id: int, headers: Headers, connection: GrpcFastPath
+        self, session: Http2Session, stream_id: int, headers: Headers, connection: Http2Core
     ) -> None: ...
     def on_message(self, message: Any, compressed: bool) -> None: ...
     def on_half_close(self) -> None: ...

@@ -27,7 +27,8 @@ from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
 from neptrio.transport.grpc.decoding import LARGE_MESSAGE
 from neptrio.transport.grpc.fast_path import CARDINALITY
-from neptrio.transport.http2.grpc_status import (
+from neptrio.transport.grpc.message_stream import GrpcStream
+from neptrio.transport.grpc.status import (
     OK_HEADERS,
     OK_TRAILERS,
     decode_metadata,
@@ -36,7 +37,6 @@ from neptrio.transport.http2.grpc_status import (
     timeout_ns,
 )
 from neptrio.transport.http2.session import Headers, Http2Session
-from neptrio.transport.http2.stream import GrpcStream
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection
@@ -115,7 +115,7 @@ class HandlerCall(Call):
         self._outcome: list[tuple[bytes, bytes]] | None = None
         self.deadline: Any = None
         self.user_agent = (headers.get(b"user-agent") or b"").decode("latin-1")
-        self.peer = Peer(connection.peer)
+        self.peer = Peer(connection.wire.peer)
         self.metadata: Any = None
         connection.nursery.start_soon(self._run)
 

@@ -28,7 +28,7 @@ from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import Call, apply_policy, framed_size
 from neptrio.transport.grpc.decoding import LARGE_MESSAGE, decode_later, select_later
 from neptrio.transport.grpc.fast_path import CARDINALITY, UNARY_RESPONDER, UnaryCore
-from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS, error_trailers
+from neptrio.transport.grpc.status import OK_HEADERS, OK_TRAILERS, error_trailers
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection

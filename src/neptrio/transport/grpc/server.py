@@ -35,10 +35,12 @@ from grpclib.const import Status
 
 from neptrio.loop import threads
 from neptrio.observe import memory_limit
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import (
     PLACES,
     PRESSED_IDLE_SECONDS,
+    TURNED_AWAY_SECONDS,
     Places,
 )
 from neptrio.transport.accept import Acceptor
@@ -46,9 +48,12 @@ from neptrio.transport.grpc.connection import GrpcConnection
 from neptrio.transport.grpc.handlers import HandlerCall, request_class
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2 import limits as limits
+from neptrio.transport.http2.connection import ConnectionTimes
 from neptrio.transport.http2.session import Http2Session, OpenStream, session_class
 from neptrio.transport.http2.stream import Totals
-from neptrio.transport.tls import ServerTls
+from neptrio.transport.secure_socket import SecureSocket
+from neptrio.transport.tls import HANDSHAKE_S, ServerTls
+from neptrio.transport.wire import Handshakes, Wire
 
 log = logging.getLogger("neptrio.grpc")
 
@@ -119,6 +124,14 @@ class GrpcServer:
             roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
             self.tls = ServerTls(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"], settings)
         self._session_class = session_class()
+        self.times = ConnectionTimes(
+            settings.grpc_keepalive_time_ms,
+            settings.grpc_keepalive_timeout_ms,
+            bool(settings.grpc_keepalive_permit_without_calls),
+            settings.grpc_max_connection_age_ms,
+            settings.grpc_max_connection_age_grace_ms,
+            settings.grpc_max_connection_idle_ms,
+        )
         self._pings = limits.PingPolicy(
             min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
             max_strikes=settings.grpc_http2_max_ping_strikes,
@@ -131,6 +144,7 @@ class GrpcServer:
         self._places = Places(PLACES)
         self._connections: set[GrpcConnection] = set()
         self._accepted = 0
+        self._handshakes = Handshakes()
         self._draining = False
         self._one_gone: trio.Event | None = None
 
@@ -152,11 +166,19 @@ class GrpcServer:
 
     async def _watch(self) -> None:
         """Each second, updates the server's budget of bytes, and ends idle connections while new ones are refused."""
+        unread_ns = int(self.services.settings.http_request_timeout_secs * 1e9)
         while True:
             await trio.sleep(1.0)
             self.services.held.look()
+            self._check_unread(unread_ns)
             if self.services.connections.pressed and not self.admin:
                 self._press()
+
+    def _check_unread(self, limit_ns: int) -> None:
+        # not in _watch(), because the variable of a loop lives on in a task that sleeps, and with it the last connection
+        now = int(monotonic_ns())
+        for connection in list(self._connections):
+            connection.check_unread(now, limit_ns)
 
     def _press(self) -> None:
         for connection in list(self._connections):
@@ -181,33 +203,52 @@ class GrpcServer:
         turned_away = self.services.connections.enter(sock.fileno(), address)
         if turned_away:
             self._places.take(sock)
-        try:
-            connection = GrpcConnection(sock, self, self._nursery, turned_away, address)
-        except OSError:  # the client has left already
-            self._leave(sock, address, turned_away)
-            sock.close()
-            return True
         self._accepted += 1
+        if self.tls is None:
+            connection = self._connected(sock, None, address, turned_away)
+            self._nursery.start_soon(self._serve, connection, address, turned_away)
+        else:
+            self._nursery.start_soon(self._secure, sock, self.tls, address, turned_away)
+        return not turned_away
+
+    def _connected(
+        self, sock: socket.socket, secure: SecureSocket | None, address: str, turned_away: str
+    ) -> GrpcConnection:
+        assert self._nursery is not None
+        wire = Wire(sock, self._nursery, self.services.loop, secure, address)
+        connection = GrpcConnection(wire, self, turned_away)
         self._connections.add(connection)
         self.services.request_limits.join(address, connection.open_requests)
-        self._nursery.start_soon(self._serve, connection, address, turned_away)
         if self._draining:
             connection.start_drain()
-        return not turned_away
+        return connection
+
+    async def _secure(self, sock: socket.socket, tls: ServerTls, address: str, turned_away: str) -> None:
+        """Serves a connection that begins with a TLS handshake."""
+        secure = await self._handshakes.make(sock, tls, TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S)
+        if secure is not None:
+            connection = self._connected(sock, secure, address, turned_away)
+            await self._serve(connection, address, turned_away)
+            return
+        sock.close()
+        self._leave(sock, address, turned_away)
+        if self._one_gone is not None:
+            self._one_gone.set()
 
     async def adopt(
         self,
         sock: socket.socket,
         address: str,
         prefix: bytes = b"",
-        stream: trio.SSLStream[trio.SocketStream] | None = None,
+        secure: SecureSocket | None = None,
     ) -> None:
         """Serves a connection of the admin listener until it ends; for the arguments see GrpcConnection.
 
         Raises OSError if the client has left already.
         """
         assert self._nursery is not None
-        connection = GrpcConnection(sock, self, self._nursery, "", address, prefix, stream)
+        wire = Wire(sock, self._nursery, self.services.loop, secure, address)
+        connection = GrpcConnection(wire, self, "", prefix)
         self._accepted += 1
         self._connections.add(connection)
         if self._draining:
@@ -249,16 +290,17 @@ class GrpcServer:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._connections)
+        return len(self._connections) + len(self._handshakes)
 
     async def drain(self) -> None:
         """Stops accepting, sends GOAWAY, and returns when all connections have ended."""
         self._draining = True
         if self._acceptor is not None:
             self._acceptor.stop()
+        self._handshakes.stop()
         for connection in list(self._connections):
             connection.start_drain()
-        while self._connections:
+        while self.connections:
             self._one_gone = trio.Event()
             await self._one_gone.wait()
 

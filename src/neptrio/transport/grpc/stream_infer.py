@@ -38,10 +38,10 @@ from neptrio.request.infer_request import (
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, apply_policy, framed_size
 from neptrio.transport.grpc.decoding import LARGE_MESSAGE, decode_later
+from neptrio.transport.grpc.message_stream import GrpcStream
 from neptrio.transport.grpc.selecting import Selecting
-from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS
+from neptrio.transport.grpc.status import OK_HEADERS, OK_TRAILERS
 from neptrio.transport.http2.session import Headers, Http2Session
-from neptrio.transport.http2.stream import GrpcStream
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection

@@ -2,8 +2,8 @@
 
 The problem: hypercorn's own HTTP/1.1 (h11) costs about 400 us a request. The choice: plain
 connections are parsed by httptools; an infer request goes from the parser's callback straight to
-the inference service, and its answer is written from the completion. Every other route is the
-same ASGI app that hypercorn serves, run in a task of its own. Infer requests of the plainest form
+the inference service, and its answer is written from the completion. Every other route is a call of
+the ASGI app in a task of its own (transport/rest/app_call.py). Infer requests of the plainest form
 do not even meet the parser: cext/transport/http1/fast_path.
 
 How bytes become requests is in transport.http1.input.
@@ -26,32 +26,29 @@ Rules:
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import trio
 
 from neptrio.codec.http_json import HEADER_LENGTH
-from neptrio.errors import Cancelled, Internal, TritonError, Unavailable
-from neptrio.loop.socket_writer import SocketWriter
-from neptrio.request.infer_request import InferRequest, InferResponse, Owner, monotonic_ns
+from neptrio.errors import TritonError, Unavailable
+from neptrio.limits import MAX_HEAD_BYTES
+from neptrio.request.infer_request import InferRequest, InferResponse, Owner
 from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
-from neptrio.transport.http1.asgi import App, run_app
 from neptrio.transport.http1.ending import close, last_answers
-from neptrio.transport.http1.exchange import Exchange, answer, go_on
+from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
-from neptrio.transport.http1.input import MAX_HEAD_BYTES, HandOver, Http1Input
+from neptrio.transport.http1.input import HandOver, Http1Input
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest import routes
-from neptrio.transport.rest.body import SplitBody
-from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, print_later
-from neptrio.transport.rest.routes import Route
+from neptrio.transport.rest.app_call import App, AppCalls
+from neptrio.transport.rest.exchange import print_plain
+from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
+from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.http1")
 
@@ -80,39 +77,36 @@ class Http1Connection(Http1Input):
 
     def __init__(
         self,
-        sock: socket.socket,
+        wire: Wire,
         services: Services,
         app: App,
-        nursery: trio.Nursery,
+        app_calls: AppCalls,
         policy: HeaderPolicy | None = None,
         turned_away: str = "",
         origins: OriginPolicy | None = None,
         only_app: bool = False,
-        client: str = "",
     ) -> None:
         """`turned_away`: why there is no room for this connection; it is answered that; health probes, and control verbs
         of those who may use them, are answered as usual.
 
         `only_app`: the app answers every request, whatever its path, and the limits of the REST port on clients and on
         the bytes of all requests do not hold; for the metrics port and the admin listener.
-        `client`: the address that is counted for --max-requests-per-second-per-address and similar limits.
         """
-        writer = SocketWriter(sock, nursery, services.loop.poller)
-        super().__init__(sock, writer, services, policy, turned_away, only_app)
-        writer.on_drained = self._drained
+        super().__init__(wire, services, policy, turned_away, only_app)
+        wire.writer.on_drained = self._drained
         self.app = app
+        self.app_calls = app_calls
         self.head_limit = MAX_HEAD_BYTES
         # headers that are forwarded or restrict are looked at by the general path, tokens by both
         limits = services.request_limits
-        self._limits = limits if limits.on and not only_app else None
+        self.limits = limits if limits.on and not only_app else None
         self.asks_who = policy is not None
         plain = policy is None or policy.infers_by_token_alone()
-        self.fast_path = plain and not turned_away and not only_app and self._limits is None
-        self.client = client
+        self.fast_path = plain and not turned_away and not only_app and self.limits is None
+        self.client = wire.client
         self.draining = bool(turned_away)
         self.origins = origins or OriginPolicy()
-        self.nursery = nursery
-        self._poller = services.loop.poller
+        self.nursery = wire.nursery
         self._scope = trio.CancelScope()
         self._refused = False
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
@@ -132,14 +126,6 @@ class Http1Connection(Http1Input):
 
     # ------------------------------------------------------------ requests
 
-    def _always_answered(self, method: str, route: Route | None) -> bool:
-        """Whether the request under way is answered beyond limits too: a probe, or a control verb of who may use it."""
-        if route is None:
-            return False
-        return route.verb in routes.PROBES or (
-            self.policy is not None and self.policy.controls(route.verb, self.headers, route.model, method)
-        )
-
     def _request(self, method: str, version: str, keep_alive: bool, body: Any) -> None:
         """Handles a complete request."""
         if self.closing:
@@ -152,29 +138,7 @@ class Http1Connection(Http1Input):
         exchange.held = len(body)
         self.held += exchange.held
         self.exchanges.append(exchange)
-        route = None if self._only_app else routes.match(method, exchange.path)
-        if self._held.full and self.counted and not self._always_answered(method, route):
-            refused = self._held.problem(0)
-            if refused is not None:
-                exchange.refuse(refused)
-                return
-        if self._limits is not None and not self._always_answered(method, route):
-            problem = self._limits.problem(self.client, monotonic_ns())
-            if problem is not None:
-                exchange.refuse(problem)
-                return
-        if route is not None and route.verb == "infer" and route.allowed:
-            admission = self.services.admission
-            if not admission.forwards or admission.reads(route.model, route.version):
-                exchange.submit(route, body)
-                return
-        if isinstance(body, SplitBody):  # its model has changed, and this process does not read it any more
-            body = body.whole()
-        elif isinstance(body, np.ndarray):
-            body = memoryview(body)  # type: ignore[arg-type]
-        received = self.receive_start, monotonic_ns()
-        keep_raw = self.policy is not None
-        self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, keep_raw, received)
+        exchange.dispatch(self, body)
 
     # ------------------------------------------------------------ output
 
@@ -214,42 +178,7 @@ class Http1Connection(Http1Input):
         """Has an answer of the fast path printed by a worker, for as long as there is a peer. With `selecting` the
         worker also does what the client asked to be done with the outputs."""
         self.pause()
-        if request.trace is not None:
-            request.trace.hold()
-        exchange.encoding = trio.CancelScope()
-        self.nursery.start_soon(
-            self._encode, exchange, exchange.encoding, request, response, binary_default, selecting
-        )
-
-    async def _encode(
-        self,
-        exchange: FastPathExchange,
-        scope: trio.CancelScope,
-        request: InferRequest,
-        response: InferResponse,
-        binary_default: bool,
-        selecting: bool,
-    ) -> None:
-        gone = True
-        try:
-            with scope:
-                encoded = await print_later(self.services, request, response, binary_default, selecting, self)
-            gone = scope.cancelled_caught
-            if scope.cancelled_caught:
-                raise Cancelled
-            exchange.encoded(request, encoded)
-        except TritonError as error:
-            gone = scope.cancelled_caught
-            exchange.refuse(error, request)
-        except Exception as error:
-            gone = False
-            log.exception("encoding a response of model '%s' failed", request.model_name)
-            exchange.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
-        finally:
-            exchange.encoding = None
-            self.resume()
-            go_on(request, gone)
-        self.loop_pass.end()
+        print_plain(self, exchange, request, response, binary_default, selecting, self.resume)
 
     def _drained(self) -> None:
         if self.writer.broken:
@@ -288,6 +217,7 @@ class Http1Connection(Http1Input):
             self.over()
             return
         if self.writer.stalled(now_ns, request_timeout_ns):
+            log.info("a connection is ended: its client does not read")
             self.writer.fail()  # wakes whoever waits for room; unanswered requests are cancelled
             self.over()
             return
@@ -327,7 +257,7 @@ class Http1Connection(Http1Input):
                         self.pass_on(data)
                         self.loop_pass.end()
                         continue
-                    await self._poller.read(self.sock, self.take)
+                    await self.wire.read(self.take)
                 await last_answers(self)
         except HandOver:
             handed_over = True
@@ -338,8 +268,8 @@ class Http1Connection(Http1Input):
             if not handed_over:
                 self.direct = None
                 await close(self, linger=self._refused or self.draining)
+                self.wire.let_go()
             self._parser = None
-            self.writer.let_go()
 
     def pause(self) -> None:
         """A worker does something for this connection: until resume() no request is looked at."""
@@ -360,11 +290,10 @@ class Http1Connection(Http1Input):
         """While nothing is read, notices that the peer ends its side, unless it sent something before."""
         try:
             with scope:
-                await trio.lowlevel.wait_readable(self.sock)
-                if not self.sock.recv(1, socket.MSG_PEEK):
+                if await self.wire.watch_end():
                     self.end_of_input()
                     self.loop_pass.end()
-        except (BlockingIOError, InterruptedError, trio.BusyResourceError):
+        except trio.BusyResourceError:
             pass
         except (OSError, trio.ClosedResourceError):
             self.end_of_input()
@@ -376,7 +305,8 @@ class Http1Connection(Http1Input):
         that may be remembered: not if requests are counted."""
         assert self.policy is not None
         try:
-            account = self.policy.check("infer", () if token is None else ((b"authorization", token),), model)
+            given = () if token is None else ((b"authorization", token),)
+            account = self.policy.check("infer", given, model, certificate=self.wire.certificate)
         except TritonError:
             return None, False
         return account, account is not None and not account.client.requests_per_second
@@ -397,8 +327,17 @@ class Http1Connection(Http1Input):
         exchange.refuse(error, status, headers)
 
 
+class Checked(Protocol):
+    """A connection whose times are looked at."""
+
+    def check(
+        self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int, pressed: bool = False, /
+    ) -> None:
+        """Ends it, or its request, if a time is over."""
+
+
 def check_all(
-    connections: Iterable[Http1Connection],
+    connections: Iterable[Checked],
     now_ns: int,
     request_timeout_ns: int,
     idle_timeout_ns: int,

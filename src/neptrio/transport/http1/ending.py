@@ -15,12 +15,9 @@ Rules:
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 import trio
-
-from neptrio.loop.socket_writer_core import received_view
 
 if TYPE_CHECKING:
     from neptrio.transport.http1.connection import Http1Connection
@@ -37,13 +34,9 @@ async def last_answers(connection: Http1Connection) -> None:
             await connection.idle.wait()
             continue
         await _alone(connection)
-        await trio.lowlevel.wait_readable(connection.sock)
-        try:
-            if connection.sock.recv_into(received_view()) == 0:
-                connection.end_of_input()
-                connection.loop_pass.end()
-        except (BlockingIOError, InterruptedError):
-            continue
+        if await connection.wire.receive_some() == 0:
+            connection.end_of_input()
+            connection.loop_pass.end()
 
 
 async def close(connection: Http1Connection, linger: bool) -> None:
@@ -60,12 +53,9 @@ async def close(connection: Http1Connection, linger: bool) -> None:
         await connection.writer.drained()
         await _alone(connection)
         if linger and not connection.ended and not connection.writer.broken:
-            with trio.move_on_after(LINGER_SECONDS if connection.draining else CLOSE_SECONDS):
-                await _until_the_peer_ends(connection.sock)
+            await connection.wire.end(LINGER_SECONDS if connection.draining else CLOSE_SECONDS)
     connection.ended = True
-    connection.writer.fail()
-    trio.lowlevel.notify_closing(connection.sock)  # wakes a task that waits to write to it
-    connection.sock.close()
+    connection.wire.close()
 
 
 async def _alone(connection: Http1Connection) -> None:
@@ -73,18 +63,3 @@ async def _alone(connection: Http1Connection) -> None:
     while connection.watching is not None:
         connection.watching.cancel()
         await trio.lowlevel.checkpoint()
-
-
-async def _until_the_peer_ends(sock: socket.socket) -> None:
-    """Closes our sending side, then reads and drops what still comes."""
-    try:
-        sock.shutdown(socket.SHUT_WR)
-        while True:
-            await trio.lowlevel.wait_readable(sock)
-            try:
-                if sock.recv_into(received_view()) == 0:
-                    return
-            except (BlockingIOError, InterruptedError):
-                continue
-    except OSError:
-        return

@@ -11,7 +11,7 @@ from neptrio.loop.loop_pass_core import LoopPassCore
 from neptrio.loop.socket_writer_core import SocketWriterCore
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.service import Services
-from neptrio.transport.http1.head import RequestHead
+from neptrio.transport.rest.head import RequestHead
 
 MAX_EXCHANGES: int
 JOIN_BYTES: int
@@ -32,6 +32,8 @@ class FastPathExchange(ExchangeCore):
     def refuse(self, error: TritonError, request: InferRequest | None = None) -> None: ...
 
 class Http1FastPath(RequestHead):
+    @property
+    def wire(self) -> Any: ...
     @property
     def sock(self) -> socket.socket: ...
     @property
@@ -62,7 +64,7 @@ class Http1FastPath(RequestHead):
     direct: Any
     room: trio.Event | None
     idle: trio.Event | None
-    def __init__(self, sock: socket.socket, writer: SocketWriterCore, services: Services) -> None: ...
+    def __init__(self, wire: Any, services: Services) -> None: ...
     def advance(self) -> None: ...
     def flush(self) -> None: ...
     def has_room(self) -> bool: ...

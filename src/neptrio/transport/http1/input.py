@@ -16,36 +16,37 @@ Rules:
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import httptools
 import numpy as np
-import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.errors import TritonError, Unavailable
-from neptrio.limits import CONTROL_BYTES, body_bytes
+from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
-from neptrio.loop.socket_writer_core import RECEIVE_BYTES, receive_into, received_view
+from neptrio.loop.socket_writer_core import RECEIVE_BYTES, received_view
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
+from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
-from neptrio.transport.http1.head import HeadTooLarge
+from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
+from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.body import SplitBody
+from neptrio.transport.rest.exchange import always_answered, most_body
+from neptrio.transport.rest.head import HeadTooLarge
 from neptrio.transport.rest.infer import Headers, leading_int
-from neptrio.transport.rest.routes import Route
+from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies of which more bytes are to come are received into a buffer of their own
 CHUNKED_STEP = 1 << 20  # bytes of chunked bodies that are taken from the budget at once
 DIRECT_READ = 1 << 20  # bytes of a body received at once
-MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
 PREFACE = b"PRI * HTTP/2.0"
@@ -77,20 +78,24 @@ class Http1Input(Http1FastPath):
     direct: Any
     later: bytes | None
     writer: SocketWriter
+    wire: Wire
+    app: App
+    app_calls: AppCalls
+    origins: OriginPolicy
+    limits: RequestLimits | None
 
     def __init__(
         self,
-        sock: socket.socket,
-        writer: SocketWriter,
+        wire: Wire,
         services: Services,
         policy: HeaderPolicy | None,
         turned_away: str,
         only_app: bool,
     ) -> None:
-        super().__init__(sock, writer, services)
+        super().__init__(wire, services)
         self.policy = policy
         self._turned_away = turned_away
-        self._only_app = only_app
+        self.only_app = only_app
         self._held = services.held
         self._let_in = 0  # bytes of the current message that the budget has granted
         self.body_limit: Callable[[bytes], int] | None = (
@@ -120,10 +125,6 @@ class Http1Input(Http1FastPath):
         """Answers a request that will not be read to its end, and closes the connection after that."""
         raise NotImplementedError
 
-    def _always_answered(self, method: str, route: Route | None) -> bool:
-        """Whether the request under way is answered beyond limits too."""
-        raise NotImplementedError
-
     # ------------------------------------------------------------ parser callbacks
 
     def on_headers_complete(self) -> None:
@@ -135,7 +136,8 @@ class Http1Input(Http1FastPath):
             raise Refusal(problem)
         if self._turned_away:
             method = self._parser.get_method().decode("latin-1")
-            if not self._always_answered(method, routes.match(method, self.url.decode("latin-1"))):
+            route = routes.match(method, self.url.decode("latin-1"))
+            if not always_answered(self, self, method, route):
                 raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         if self.chunked:
@@ -171,10 +173,10 @@ class Http1Input(Http1FastPath):
     def _limit_of_body(self) -> int:
         """Bytes that the body under way may have."""
         most = self.max_body if self.body_limit is None else self.body_limit(self.url)
-        if self.content_length <= CONTROL_BYTES and not self.chunked:
-            return most
-        route = routes.match(self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"))
-        return most if route is None else body_bytes(route.verb, most)
+        length = -1 if self.chunked else max(0, self.content_length)
+        return most_body(
+            most, self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"), length
+        )
 
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
@@ -216,11 +218,7 @@ class Http1Input(Http1FastPath):
         """Reads the first bytes, which tell HTTP/1 from HTTP/2. Empty when the peer has left."""
         first = b""
         while True:
-            await trio.lowlevel.wait_readable(self.sock)
-            try:
-                n = self.sock.recv_into(received_view())
-            except (BlockingIOError, InterruptedError):
-                continue
+            n = await self.wire.receive_some()
             if n == 0:
                 self.ended = True
                 return b""
@@ -234,7 +232,7 @@ class Http1Input(Http1FastPath):
         buffer, at = self.direct, self._direct_at
         length = len(buffer)
         # once, then other connections are served
-        n = receive_into(self.sock.fileno(), buffer[at : at + DIRECT_READ])
+        n = self.wire.receive_into(buffer[at : at + DIRECT_READ])
         if n == 0:
             self.end_of_input()
         if n <= 0:
@@ -370,7 +368,7 @@ class Http1Input(Http1FastPath):
             self.header_length is None
             or self.content_encoding is not None
             or self.policy is not None  # which looks at the request when it is complete
-            or self._only_app
+            or self.only_app
         ):
             return None
         route = routes.match(method, self.url.decode("latin-1"))

@@ -22,6 +22,7 @@ from h2.events import (
     PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
+    SettingsAcknowledged,
     StreamEnded,
     StreamReset,
     WindowUpdated,
@@ -30,27 +31,23 @@ from h2.exceptions import DenialOfServiceError, H2Error, ProtocolError, StreamCl
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from neptrio.transport.http2.grpc_status import OK_HEADERS
 from neptrio.transport.http2.header_encoder import HeaderEncoder
 from neptrio.transport.http2.limits import (
     CANCEL,
-    CONNECTION_WINDOW,
     CONTENT_TYPE,
-    DEFAULT_WINDOW,
     ENHANCE_YOUR_CALM,
     FINE,
-    FRAMELESS_BYTES,
+    GRPC,
     HEADER_BOMB,
     HEADERS_TOO_LARGE,
     INTERNAL_ERROR,
-    MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_SIZE,
     MAX_HEADER_LIST,
     MAX_HEADERS,
     METHOD,
     NO_ERROR,
     TE,
     Nuisance,
+    SessionLimits,
 )
 from neptrio.transport.http2.session import OpenStream
 from neptrio.transport.http2.stream import Account, Totals
@@ -103,6 +100,9 @@ class HeaderBlock:
                 return value
         return None
 
+    def plain_rest(self) -> None:
+        """No request is plain: what is faster about those would be lost in h2."""
+
     def _judge(self) -> int:
         size = sum(len(name) + len(value) + 32 for name, value in self._headers)
         if len(self._headers) > MAX_HEADERS or size > MAX_HEADER_LIST:
@@ -129,7 +129,7 @@ class Session:
         open_stream: OpenStream,
         nuisance: Nuisance | None = None,
         *,
-        max_concurrent_streams: int = MAX_CONCURRENT_STREAMS,
+        limits: SessionLimits = GRPC,
         totals: Totals | None = None,
     ) -> None:
         self.open_stream: OpenStream | None = open_stream
@@ -140,6 +140,8 @@ class Session:
         self.failure: str | None = None
         self.draining = False
         self.pings_acked = 0
+        self.partial = False  # h2 does not tell
+        self.begun = 0
         self._last_stream = 0
         self._refuse_after = LAST_STREAM
         self._pending: dict[int, Any] = {}  # streams with something to send, served in turn
@@ -149,6 +151,7 @@ class Session:
         self._holding = False
         self._stream_credit: dict[int, int] = {}
         self._frameless = 0
+        self._most_frameless = 2 * limits.frame_size
         self._work = 0
         self._conn = H2Connection(
             H2Configuration(
@@ -164,16 +167,16 @@ class Session:
         self._conn.local_settings = Settings(
             client=False,
             initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: max_concurrent_streams,
-                SettingCodes.INITIAL_WINDOW_SIZE: DEFAULT_WINDOW,
-                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_SIZE,
+                SettingCodes.MAX_CONCURRENT_STREAMS: limits.streams,
+                SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
+                SettingCodes.MAX_FRAME_SIZE: limits.frame_size,
                 SettingCodes.MAX_HEADER_LIST_SIZE: HEADER_BOMB,
             },
         )
-        self._conn.max_inbound_frame_size = MAX_FRAME_SIZE
+        self._conn.max_inbound_frame_size = limits.frame_size
         self._conn.decoder.max_header_list_size = HEADER_BOMB
         self._conn.initiate_connection()
-        self._conn.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+        self._conn.increment_flow_control_window(limits.connection_window - 65535)
 
     # ------------------------------------------------------------ input
 
@@ -199,7 +202,7 @@ class Session:
             return
         if events:
             self._frameless = 0
-        elif self._frameless > FRAMELESS_BYTES:
+        elif self._frameless > self._most_frameless:
             self._fail(f"{self._frameless} bytes without a whole frame", ENHANCE_YOUR_CALM)
         for event in events:
             self._handle(event)
@@ -228,7 +231,7 @@ class Session:
             self.pings_acked += 1
         elif isinstance(event, RemoteSettingsChanged):
             self._charge(10)
-        elif isinstance(event, PriorityUpdated):
+        elif isinstance(event, SettingsAcknowledged | PriorityUpdated):
             self._charge(1)
 
     def _request(self, event: Any) -> None:
@@ -244,7 +247,9 @@ class Session:
         block = HeaderBlock(headers)
         assert self.open_stream is not None
         try:
-            self.streams[stream_id] = self.open_stream(self, stream_id, block.get(b":path") or b"", block)
+            opened: Any = self.open_stream(self, stream_id, block.get(b":path") or b"", block)
+            if not opened.ended:  # it was reset at once
+                self.streams[stream_id] = opened
         except Exception:
             log.exception("stream %d failed", stream_id)
             self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
@@ -279,12 +284,7 @@ class Session:
         stream.input_ended = True
         self._stream_credit.pop(stream_id, None)
         try:
-            if stream.refused:
-                return
-            if stream.mid_message:
-                stream.refuse(13, "the request ended in the middle of a message")
-            else:
-                stream.on_half_close()
+            stream.end_of_input()
         except Exception:
             log.exception("stream %d failed", stream_id)
             self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
@@ -359,6 +359,8 @@ class Session:
     def reset(self, stream: Any, code: int = CANCEL) -> None:
         """Ends a call at once with RST_STREAM."""
         self._rst(stream.stream_id, code)
+        if stream.stream_id not in self.streams and not stream.ended:  # it is being opened
+            self._reset_stream(stream, code)
         self._close(stream.stream_id, code)
 
     def _rst(self, stream_id: int, code: int) -> None:
@@ -466,11 +468,11 @@ class Session:
         if not stream.headers_sent:
             stream.headers_sent = True
             self.nuisance.strikes = 0
-            if stream.trailers is not None and not stream.out_bytes and stream.reply_headers is None:
-                status = [] if stream.trailers[0][0] == b":status" else OK_HEADERS
-                self._end(stream_id, stream, status + stream.trailers)
+            whole = stream.trailers is not None and not stream.out_bytes and stream.whole_head()
+            if whole:
+                self._end(stream_id, stream, whole)
             else:
-                conn.send_headers(stream_id, stream.reply_headers or OK_HEADERS)
+                conn.send_headers(stream_id, stream.head())
             return 64
         if stream.out_bytes:
             n = min(conn.local_flow_control_window(stream_id), conn.max_outbound_frame_size, stream.out_bytes)
@@ -493,10 +495,13 @@ class Session:
         return 0
 
     def _end(self, stream_id: int, stream: Any, headers: list[tuple[bytes, bytes]]) -> None:
-        self._conn.send_headers(stream_id, headers, end_stream=True)
+        if headers:
+            self._conn.send_headers(stream_id, headers, end_stream=True)
+        else:
+            self._conn.end_stream(stream_id)
         del self._pending[stream_id]
         self._work += 2
-        stream.ended = True
+        stream.over()
         if not stream.input_ended:
             self._rst(stream_id, NO_ERROR)
         self._close(stream_id, NO_ERROR)

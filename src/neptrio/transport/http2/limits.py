@@ -11,14 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_WINDOW = 4 << 20  # bytes per stream: one round trip per 4 MiB of tensor
-CONNECTION_WINDOW = 64 << 20
-MAX_FRAME_SIZE = 1 << 20
-MAX_CONCURRENT_STREAMS = 2048
 MAX_HEADERS = 128
 MAX_HEADER_LIST = 64 << 10  # bytes; above this the call is refused
 HEADER_BOMB = 1 << 20  # bytes after decoding; above this the connection is ended
-FRAMELESS_BYTES = 2 * MAX_FRAME_SIZE  # bytes received without a whole frame: headers without end
 
 NO_ERROR = 0
 PROTOCOL_ERROR = 1
@@ -28,9 +23,26 @@ ENHANCE_YOUR_CALM = 11
 
 FINE, METHOD, CONTENT_TYPE, TE, HEADERS_TOO_LARGE = range(5)
 
-BUDGET = 4096.0  # twice MAX_CONCURRENT_STREAMS: more than a client's largest burst of cancellations
+BUDGET = 4096.0  # twice as many as streams may be open: more than a client's largest burst of cancellations
 REFILL_PER_S = 100.0
 PING_COST = 4
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What a session announces in its SETTINGS, and the window of its connection, in bytes. It takes twice the size of a
+    frame without a whole frame: more are headers without end."""
+
+    streams: int
+    stream_window: int
+    connection_window: int
+    frame_size: int
+
+
+# of gRPC: one round trip per 4 MiB of tensor
+GRPC = SessionLimits(2048, 4 << 20, 64 << 20, 1 << 20)
+# of REST, whose clients send smaller bodies, and each of whose verbs is a task
+REST = SessionLimits(256, 1 << 20, 16 << 20, 256 << 10)
 
 
 @dataclass(frozen=True)

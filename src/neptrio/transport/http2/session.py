@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from neptrio.transport.http2.stream import Account, GrpcStream
+    from neptrio.transport.http2.stream import Account, Stream
 
 CHOICES = {"nghttp2": "neptrio.transport.http2.nghttp2_session", "h2": "neptrio.transport.http2.h2_session"}
 
@@ -31,6 +31,9 @@ class Headers(Protocol):
     def has_custom(self) -> bool:
         """True when there is metadata besides what every gRPC client sends."""
 
+    def plain_rest(self) -> tuple[bytes, int, int] | None:
+        """Host and lengths of a plain REST request; None for any other (cext/transport/http2/nghttp2_headers)."""
+
     def __call__(self) -> list[tuple[bytes, bytes]]:
         """All headers, pseudo-headers included."""
 
@@ -39,7 +42,7 @@ class Headers(Protocol):
 
 
 # (session, stream id, path, headers) -> the object that handles the call
-OpenStream = Callable[["Http2Session", int, bytes, Headers], "GrpcStream"]
+OpenStream = Callable[["Http2Session", int, bytes, Headers], "Stream"]
 
 
 class Http2Session(Protocol):
@@ -50,7 +53,7 @@ class Http2Session(Protocol):
         """Counts the bytes that its streams hold."""
 
     @property
-    def streams(self) -> Mapping[int, GrpcStream]:
+    def streams(self) -> Mapping[int, Stream]:
         """The open streams by id."""
 
     @property
@@ -73,6 +76,14 @@ class Http2Session(Protocol):
         """How many of our PINGs the peer has answered."""
 
     @property
+    def partial(self) -> bool:
+        """True in the middle of a frame or of a request's headers."""
+
+    @property
+    def begun(self) -> int:
+        """How many frames have begun."""
+
+    @property
     def wants_output(self) -> bool: ...
 
     @property
@@ -87,7 +98,9 @@ class Http2Session(Protocol):
 
     def resume_input(self, stream: Any, /) -> None: ...
 
-    def reset(self, stream: Any, /) -> None: ...
+    def reset(self, stream: Any, code: int = 8, /) -> None: ...
+
+    def terminate(self, code: int, /) -> None: ...
 
     def hold(self) -> None: ...
 

@@ -1,1 +1,1 @@
-"""What hypercorn serves of the REST port: TLS, HTTP/2, and all of it with --http-lean=false."""
+"""REST from the socket on by hypercorn as it is released, with --http-lean=false."""

@@ -1,4 +1,4 @@
-# The types of cext/transport/http1/head.pyx, which says what everything does.
+# The types of cext/transport/rest/head.pyx, which says what everything does.
 
 class RequestHead:
     url: bytes

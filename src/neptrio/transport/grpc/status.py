@@ -9,14 +9,10 @@ from grpclib.const import Status
 from multidict import MultiDict
 
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.transport.grpc.message_stream import OK_HEADERS as OK_HEADERS
+from neptrio.transport.grpc.message_stream import percent_encode
 from neptrio.transport.http2.limits import CONTENT_TYPE, HEADERS_TOO_LARGE, METHOD, TE
-from neptrio.transport.http2.stream import percent_encode
 
-OK_HEADERS = [
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-]
 OK_TRAILERS = [(b"grpc-status", b"0")]
 UNITS_NS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 # TritonError.alike -> the trailers of all errors with that object

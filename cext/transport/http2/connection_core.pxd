@@ -1,0 +1,38 @@
+# The compiled part of an HTTP/2 connection. Trio thread only.
+from libc.stdint cimport int64_t
+
+from neptrio.execution.admission cimport Admission
+from neptrio.loop.loop_pass_core cimport LoopPassCore
+from neptrio.loop.socket_writer_core cimport SocketWriterCore
+from neptrio.request.file_part cimport LargeFiles
+from neptrio.transport.http2.stream cimport Account, Totals
+
+cdef class Http2Core:
+    cdef readonly object wire          # transport.wire.Wire
+    cdef readonly object sock
+    cdef object secure                 # transport.secure_socket.SecureSocket; None: there is no TLS
+    cdef readonly object services
+    cdef int fd
+    cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)
+    cdef Account account               # the session's, once something was received
+    cdef readonly SocketWriterCore writer
+    cdef public object forward         # the header policy if it reads each message's metadata, else None
+    cdef public object compression     # level for replies: "none", "low", ...
+    cdef public object parked          # deque of complete calls that wait until the client has read enough
+    cdef readonly LoopPassCore loop_pass
+    cdef Admission admission
+    cdef object shared_memory
+    cdef readonly object source_of     # see message_stream's source_of
+    cdef LargeFiles large_files        # whether requests may name large parts of shared memory
+    cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
+    cdef public Totals totals          # of all connections
+    cdef public Py_ssize_t input_limit # most bytes of incomplete requests, over all connections
+    cdef public Py_ssize_t output_limit  # most bytes of unread answers, over all connections
+    cdef public bint draining
+    cdef public int64_t drain_acked    # how many PINGs were answered before the drain began
+    cdef bint take_secure(self) except -1
+    cdef ssize_t receive_some(self, Account account, Py_ssize_t room, Py_ssize_t* asked) except -2
+    cpdef feed(self, data)
+    cpdef want_flush(self)
+    cdef Py_ssize_t unsent(self) except -1
+    cpdef object unread(self)
