@@ -208,7 +208,7 @@ def test_resources_without_a_rate_limit_are_not_silent() -> None:
 
 def actions() -> list[argparse.Action]:
     """Every flag of the server."""
-    return list(cli.parser()._actions)
+    return list(serving.parser()._actions)
 
 
 def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> None:

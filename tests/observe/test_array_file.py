@@ -205,7 +205,7 @@ def test_readers_always_find_a_complete_array(tmp_path: Path) -> None:
     def grow() -> None:
         for i in range(1, 100):
             file.append(b'{"id":%d,"pad":"%s"}' % (i, b"y" * 50000))
-            with more:  # a file is open during one change at most (rule 2)
+            with more:  # a file is open during one change at most (cext/observe/array_file, rule 2)
                 seen = reads
                 more.wait_for(lambda seen=seen: reads > seen + 1)
         done.set()

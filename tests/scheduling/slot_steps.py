@@ -137,7 +137,7 @@ class Step:
         assert len(drained) == len(set(drained)) and set(drained) <= self.leaves, "an instance left twice"
 
     def check_backlog_order(self, before: dict[Sequence, list[Request]]) -> None:
-        """The backlog's oldest moved in, in order; nobody overtook anybody (rules 3 and 6)."""
+        """The backlog's oldest moved in, in order; nobody overtook anybody (sequence_slots, rules 3 and 6)."""
         moved = [s.slot >= 0 for s in self.were_waiting if s.state != transitions.GONE]
         assert moved == sorted(moved, reverse=True), "a younger sequence was given the slot"
 

@@ -12,8 +12,8 @@ Rules:
     and the session goes on.
  3. A stream is in `streams` from its headers to its close; on_reset is called if and only if it closes before its reply
     was complete.
- 4. Flow-control credit of the connection is returned as bytes arrive, credit of a stream only while the stream is not
-    paused: a slow call holds back its own sender, not its neighbours.
+ 4. Flow-control credit of the connection is returned as bytes arrive, credit of a stream only while that
+    stream is not paused: a slow call holds back its own sender, not its neighbours.
  5. A fatal protocol error queues a GOAWAY; `dead` is then true and the connection must be closed
     once the output is flushed.
  6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, empty DATA)

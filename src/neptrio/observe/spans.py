@@ -10,11 +10,11 @@ of them, with the ids that were drawn when the requests were sampled.
         MODEL               ensemble steps and calls by Python models
 
 Rules:
- 0. With level TENSORS alone there is only the span InferRequest, without events, as in a Triton server; no span
+ 1. With level TENSORS alone there is only the span InferRequest, without events, as in a Triton server; no span
     contains tensors.
- 1. A span is exported only as part of a finished trace, or when a model made it under such a span.
- 2. At most max_queue_size traces wait here, and as many spans in the processor; beyond that they are dropped.
- 3. When a collector does not answer this is logged once, and once more when it answers again.
+ 2. A span is exported only as part of a finished trace, or when a model made it under such a span.
+ 3. At most max_queue_size traces wait here, and as many spans in the processor; beyond that they are dropped.
+ 4. When a collector does not answer this is logged once, and once more when it answers again.
 Sources: docs/protocol/observed.md 11; W3C Trace Context.
 """
 

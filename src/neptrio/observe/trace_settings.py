@@ -3,17 +3,18 @@
 A field of a model's settings has the model's own value, or else the global one. A field of the global settings has
 the value set over the network, or else the command line's. The result of looking up all fields is a Scope: the
 effective values, with the counters of sampling.
+
 Rules:
- 1. null over HTTP and an empty list over gRPC clear a field of the scope they are sent to; nothing else
-    1. null over HTTP and an empty list over gRPC clear a field of the settings they are sent to; nothing else does.
-       An empty trace_level over HTTP names no level, so it changes nothing.
-    2. An update is atomic: all scopes that would result are checked before anything changes.
-    3. An update replaces the scopes it concerns: new ones count from zero, old ones finish the traces they have
-       begun. A global update concerns every model's scope.
-    4. A trace_count set for the scope itself goes on from what is left of it. An inherited one starts at what
-       the global scope has left (the global scope's own: at the command line's value).
-    5. Values are judged only where tracing is on: with level OFF anything that can be parsed is kept.
-   trace_tail is our addition: only traces of requests that took that long or failed are kept and counted.
+ 1. null over HTTP and an empty list over gRPC clear a field of the settings they are sent to; nothing else does.
+    An empty trace_level over HTTP names no level, so it changes nothing.
+ 2. An update is atomic: all scopes that would result are checked before anything changes.
+ 3. An update replaces the scopes it concerns: new ones count from zero, old ones finish the traces they have
+    begun. A global update concerns every model's scope.
+ 4. A trace_count set for the scope itself goes on from what is left of it. An inherited one starts at what
+    the global scope has left (the global scope's own: at the command line's value).
+ 5. Values are judged only where tracing is on: with level OFF anything that can be parsed is kept.
+
+trace_tail is our addition: only traces of requests that took that long or failed are kept and counted.
 Sources: docs/protocol/trace-extension.md; docs/protocol/rules.md E5; docs/protocol/observed.md 11;
 docs/protocol/README.md.
 """

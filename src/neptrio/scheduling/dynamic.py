@@ -15,7 +15,6 @@ Rules:
  4. Before a request is refused because the queue is full, dispatch() runs if it has something to do. So a limit
     counts requests that really wait, whatever the order of events within one loop pass.
  5. A cancelled request leaves at once while it is queued or prepared; the rest of its batch is executed.
- 5. A cancelled request leaves at once while it is queued or prepared; its batch-mates go on.
 
 Source: docs/protocol/rules.md E2, docs/protocol/observed.md 9; docs/batching.md.
 """

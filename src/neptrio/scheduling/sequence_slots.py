@@ -11,9 +11,9 @@ Rules (E1.n is docs/protocol/rules.md):
     cancellation or its eviction, whichever comes first (E1.4, E1.7, E1.13).
  2. START on a live id continues in the same slot or backlog place (E1.3).
  3. A free slot is given lowest number first, then lowest instance; without one, a new sequence waits
-    4. At most one request of a sequence is under way.
+    in the backlog. When a slot becomes free, the oldest one there moves in with all its requests (E1.4, E1.5).
+ 4. At most one request of a sequence is under way.
  5. A slot is released once: when its sequence is ENDING, none of its requests waits and none is under way.
- 5. A slot is released once, when its sequence is ENDING, nothing of it waits and nothing is in flight.
  6. The backlog is empty while any slot is free.
  7. A cancelled request acts when it is the first one waiting of its slot: every waiting request of the
     sequence is cancelled. In the backlog any cancelled request does (E1.5, E1.13).

@@ -13,7 +13,6 @@ Rules:
  3. Times are microseconds of the server's monotonic clock, exact to the nanosecond. Waiting for a gRPC message
     is not drawn. Responses of decoupled models are drawn as instants.
  4. Requests are drawn in the order of their begin, within a window, so memory does not grow with the file.
- 4. Requests are taken in the order of their begin within a window; memory does not grow with the file.
 Source: the Trace Event Format (JSON object form).
 """
 

@@ -117,7 +117,7 @@ static void run_to(Stream* stream, uint64_t position) {
     }
 }
 
-/* As run_to(), but returns only when the stream is so far (rule 7). */
+/* As run_to(), but returns only when the stream is so far (fake.h, rule 7). */
 static void wait_for(Stream* stream, uint64_t position) {
     run_to(stream, position);
     if (stream->head && stream->head->position <= position && !numbers[HOLD])
