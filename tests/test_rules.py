@@ -45,13 +45,10 @@ def opening(name: str, text: str) -> str:
     """What a file says of itself before anything else."""
     if name.endswith(".py"):
         return ast.get_docstring(ast.parse(text), clean=False) or ""
-    pattern = (
-        r'\s*(?:#[^\n]*\n)*"""(.*?)"""'
-        if name.endswith(".pyx")
-        else r"\s*/\*(.*?)\*/|((?:#[^\n]*\n|//[^\n]*\n)+)"
-    )
+    patterns = {".pyx": r'\s*(?:#[^\n]*\n)*"""(.*?)"""', ".pxd": r"((?:#[^\n]*\n)+)"}
+    pattern = patterns.get(Path(name).suffix, r"\s*(/\*.*?\*/|(?://[^\n]*\n)+)")
     match = re.match(pattern, text, re.S)
-    return re.sub(r"^(?:#|//| \*(?= ))", "", match[1] or match[2], flags=re.M) if match else ""
+    return re.sub(r"^(?:#|//| \*(?= ))", "", match[1], flags=re.M) if match else ""
 
 
 def numbers(text: str) -> list[int]:

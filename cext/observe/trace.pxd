@@ -11,17 +11,17 @@ from neptrio.loop.loop_pass_core cimport LoopPassCore
 cdef class Tracing:
     cdef public LoopPassCore loop_pass
     cdef public int64_t tensor_bytes # most bytes of a tensor that a trace copies
-    cdef public object copier        # the observe.tensor_copier.TensorCopier for large tensors
+    cdef public object copier        # the observe.tensor_copier.TensorCopier for large tensors  # type: TensorCopier
     cdef object finish(self, Trace root)
 
 cdef class Trace:
     cdef Record record               # its timestamps are set when it is closed
-    cdef readonly Trace root         # the root of a part; None in a root itself
-    cdef readonly str error
-    cdef readonly TracedTensors tensors  # None = none are traced
-    cdef readonly dict parameters    # a client's request whose tensors are traced: its parameters; or None
+    cdef readonly Trace root         # the root of a part; None in a root itself  # type: Trace | None
+    cdef readonly str error  # type: str | None
+    cdef readonly TracedTensors tensors  # None = none are traced  # type: TracedTensors | None
+    cdef readonly dict parameters    # of a client's request whose tensors are traced  # type: dict[str, Any] | None
     cdef int answers                 # number of answers with outputs
-    cdef public tuple headers        # ((name, value), ...): headers of the answer
+    cdef public tuple headers        # ((name, value), ...): headers of the answer  # type: tuple[tuple[bytes, bytes], ...]
     cdef public object span_id       # of OpenTelemetry, 0 in mode triton
     cdef public object span          # what a model has set on that span, or None
     cdef InferRequest request        # None once closed
@@ -30,14 +30,14 @@ cdef class Trace:
     cdef str request_id
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # further members of that object, made when first needed
-    cdef bint deferred, has_left, flushing, again, ended, abandoned
+    cdef bint deferred, flushing, again, ended, abandoned
     cdef int64_t held                # hold() less go_on()
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
     cdef list more                   # responses after the first: (made, send start, send end)
     # only in a root, for itself and its children
     cdef Tracing sampler
-    cdef readonly Sampling scope
+    cdef readonly Sampling scope  # type: Scope
     cdef readonly bint timestamps
     cdef readonly bint with_tensors
     cdef readonly bint asked         # the request or its parent asked for this trace: it is kept and not counted
@@ -46,11 +46,12 @@ cdef class Trace:
     cdef int64_t last_copy           # the copier's number of the last large tensor, 0 = none
     cdef public object trace_id      # of OpenTelemetry, 0 in mode triton
     cdef public object root_span_id
-    cdef public object remote        # the observe.propagation.Asked with the parent's span, or None
+    cdef public object remote        # the observe.propagation.Asked with the parent's span, or None  # type: Asked | None
     cdef Trace top(self)
     cdef bint copying(self)
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
+    cdef object left(self)
     cdef object sent(self)
     cpdef hold(self)
     cpdef go_on(self)

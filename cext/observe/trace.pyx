@@ -12,6 +12,31 @@ Rules:
  3. A part ends with its final response; a root that came over the network ends when that response was sent: when this
     process has flushed the connection, or given it to a front end, or when a transport that sends later says so.
  4. A part that is closed no longer changes, and refers to no model.
+
+A part's state says who tells that the answers made so far were sent:
+
+    PASS       the loop pass, when it has flushed the connection that they went to. So a part begins
+    TRANSPORT  the transport, which sends later: it owes abandon() in the end
+    WORKER     the transport, once a worker has prepared a response: go_on() is owed for each hold()
+    CLOSED     nobody: the part has ended
+
+What happens (the rows), and what a state (the columns) becomes:
+
+    event        PASS              TRANSPORT         WORKER
+    ----------------------------------------------------------------
+    answered     PASS              TRANSPORT         WORKER
+    flushed      PASS, CLOSED      TRANSPORT         WORKER
+    told         PASS              TRANSPORT         WORKER
+    refused      PASS              TRANSPORT         WORKER
+    defer        TRANSPORT, PASS   TRANSPORT         WORKER
+    sent_one     PASS              TRANSPORT         WORKER
+    hold         WORKER            WORKER            WORKER
+    go_on        PASS              -                 WORKER, PASS
+    abandon      PASS, CLOSED      PASS, CLOSED      PASS, CLOSED
+
+Where a cell has several, CLOSED is for a part whose final answer was made; another go_on() may be owed; and a part that was
+abandoned is not deferred again. `-` is a caller's mistake. A part without a transport (a step, a call) is CLOSED by its final
+answer.
 Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
 cimport cython
@@ -106,16 +131,28 @@ cdef class Trace:
         return self if self.root is None else self.root
 
     @property
+    def state(self) -> str:
+        """Who tells that the answers made so far were sent: a state of the table above."""
+        if self.request is None:
+            return "CLOSED"
+        if not self.deferred:
+            return "PASS"
+        return "WORKER" if self.held else "TRANSPORT"
+
+    @property
     def group(self):
+        # type: () -> Trace
         """The root, which holds what all parts have in common."""
         return self.top()
 
     @property
     def parts(self) -> list:
+        # type: () -> list[Trace]
         """All parts: the root and those below it."""
         return [self, *(self.children or ())]
 
     def copy(self, str activity, tensors, int response=0):
+        # type: (..., Iterable[Tensor] | None, ...) -> None
         """Copies tensors as they are at this moment: small ones at once, large ones soon."""
         cdef Trace top = self.top()
         cdef int64_t last
@@ -130,6 +167,7 @@ cdef class Trace:
         return last > 0 and last > <int64_t>self.sampler.copier.done
 
     def when_copied(self, call):
+        # type: (Callable[[], None]) -> None
         """Has `call` called, on the copier's thread, when they are."""
         self.sampler.copier.behind(call)
 
@@ -179,16 +217,17 @@ cdef class Trace:
             self.sampler.loop_pass.connections.append(self)
 
     def defer(self):
-        """The transport sends after this loop pass: it will call left() once it has, or abandon() if it will not."""
-        self.deferred = not self.has_left
+        """The transport sends after this loop pass: it will call abandon() at the end."""
+        if not self.abandoned:
+            self.deferred = True
 
-    def left(self):
-        """Called by a transport after defer(): the answer was sent."""
-        self.has_left, self.deferred = True, False
+    cdef object left(self):
+        """What was answered so far was sent, or never will be."""
+        self.deferred = False
         self.sent()
 
     def abandon(self):
-        """Called by a transport after defer(): nothing more will be sent, the client is gone or has all it wanted."""
+        """Called by a transport: nothing more will be sent, the client is gone or has all it wanted."""
         self.abandoned = True
         self.left()
 
@@ -268,6 +307,7 @@ cdef class Trace:
             self.more.append((made, start, end))
 
     def refused(self, error):
+        # type: (TritonError) -> None
         """The scheduler refused the request: its answer is the error, sent when this pass ends."""
         cdef InferRequest request = self.request
         if request is None:
@@ -321,6 +361,7 @@ cdef class Trace:
 
     @property
     def identity(self):
+        # type: () -> tuple[str, int, str]
         """(model name, model version, request id)"""
         return self.model_name, int(self.model_version), self.request_id
 
@@ -405,6 +446,7 @@ cdef class Trace:
 
     @property
     def times(self) -> list:
+        # type: () -> list[tuple[int, str]]
         """[(nanoseconds, name)] in time order; [] when timestamps are not traced."""
         cdef Py_ssize_t n, i
         cdef Point* points
@@ -424,6 +466,7 @@ cdef class Trace:
             free(copy)
 
     def activities(self) -> list:
+        # type: () -> list[tuple[bytes, ...]]
         """The trace file's objects for the tensors, each as parts of its text."""
         if self.tensors is None:
             return []
@@ -441,6 +484,7 @@ cdef class Trace:
     # ------------------------------------------------------------ OpenTelemetry
 
     def context(self):
+        # type: () -> str | None
         """The trace context to pass on with requests made on this request's behalf, as JSON; None in mode triton."""
         if not self.span_id:
             return None
