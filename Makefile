@@ -158,6 +158,9 @@ lock: build ## Write requirements/ again after a change of pyproject.toml; ARGS=
 proto: build ## Regenerate src/neptrio/_proto from proto/
 	@$(BIN)/python tools/gen_proto.py
 
+stubs: build ## Write the stubs (.pyi) of the compiled modules again from their sources
+	@$(BIN)/python tools/make_stubs.py
+
 bench-instructions: build ## Count the hot paths' instructions against the stored baseline (needs valgrind)
 	@$(BIN)/python -m benchmarks.instructions $(ARGS)
 

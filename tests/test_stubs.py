@@ -1,6 +1,7 @@
 """Every compiled module has a stub (.pyi) beside its package's Python modules, and the two say the same.
 
-What a compiled module tells of itself is compared: its names, the parameters and types that Cython writes
+Stubs are those that tools/make_stubs.py writes from the sources of today (`make stubs`). And so that what it reads there
+is what the compiler reads, what a compiled module tells of itself is compared: its names, the parameters and types that Cython writes
 into docstrings (embedsignature), the attributes of its classes and their types. A stub may say more exactly
 what a module can only tell roughly: `list[Tensor]` for a list, `str | None` for what may be None (every
 object type of Cython may), any type for an object.
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tools import make_stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "neptrio"
@@ -216,7 +219,7 @@ def class_differences(node: ast.ClassDef, made: type) -> list[str]:
 
 def instance_attribute(made: type) -> bool:
     """A class written in Python, whose attributes are made by its __init__."""
-    return "__dict__" in vars(made)
+    return made.__dictoffset__ != 0
 
 
 def wanted(made: type, name: str) -> bool:
@@ -243,6 +246,14 @@ def test_the_stub_says_what_the_module_is(module: str) -> None:
         else:
             wrong += differences(node, defined[name].__doc__ or "")
     assert wrong == []
+
+
+def test_stubs_are_what_the_sources_say(tmp_path: Path) -> None:
+    make_stubs.make(tmp_path)
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.pyi")}
+    kept = {path.relative_to(SOURCES): path.read_text() for path in SOURCES.rglob("*.pyi")}
+    assert [str(path) for path in made if made[path] != kept.get(path)] == [], "make stubs"
+    assert made.keys() == kept.keys()
 
 
 def test_every_stub_is_a_compiled_modules() -> None:
@@ -272,3 +283,132 @@ def test_a_stub_that_went_stale_is_noticed() -> None:
     assert differences(act, "Thing.act(self, tuple shape, double count=1) -> bool")
     assert differences(act, "Thing.act(self, tuple shape, int64_t count=1) -> int")
     assert differences(act, "Thing.act(self, tuple shape, int64_t count=1, more=None) -> bool")
+
+
+SOURCE = '''"""Opens."""
+import logging
+cimport cython
+from neptrio.request.infer_request cimport InferRequest, Tensor
+log = logging.getLogger("neptrio.x")
+LIMIT = 1 << 4
+NAMES = make()  # type: dict[str, bytes]
+_private = 1
+
+cdef enum:
+    HIDDEN = 1
+
+cdef class Base:
+    cdef:
+        readonly int a, b
+        int hidden
+    cdef public list given  # of a batch  # type: list[Tensor]
+    cdef readonly object anything
+
+    def __cinit__(self, int64_t a):
+        pass
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        pass
+
+@cython.final
+cdef class Child(Base):
+    def __init__(self, str name, Tensor tensor=None, *, size_t room=HIDDEN, bint last=0):
+        pass
+
+    def __len__(self):
+        return 3
+
+    cdef int inner(self) except -1:
+        return 1
+
+    cpdef object act(self, InferRequest request not None,
+                     const char[::1] data, on_end=None):
+        # type: (..., ..., Callable[[], object] | None) -> Iterable[Base]
+        """def looks(like): code"""
+        return [self]
+
+    @property
+    def state(self) -> str:
+        return "x"
+
+    @state.setter
+    def state(self, str text):
+        def inside():
+            return 1
+        self.text = text
+
+    @staticmethod
+    def of(double value, **more) -> dict:
+        # type: (..., int) -> dict[str, float]
+        return {}
+
+class Layout:
+    def __init__(self, size_t area):
+        self.area = area
+        self.size = measure(area)  # type: int
+
+cpdef bint known(bytes data, text="a,b=(c"):
+    return True
+
+cpdef enum Kind:
+    A = 0
+    B
+'''
+
+STUB = """# The types of cext/observe/made_up.pyx, which says what everything does; written by tools/make_stubs.py.
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any
+
+from typing_extensions import Buffer
+
+from neptrio.request.infer_request import InferRequest, Tensor
+
+LIMIT: int
+NAMES: dict[str, bytes]
+
+class Base:
+    @property
+    def a(self) -> int: ...
+    @property
+    def b(self) -> int: ...
+    given: list[Tensor]
+    @property
+    def anything(self) -> Any: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Child(Base):
+    def __init__(
+        self, name: str, tensor: Tensor | None = None, *, room: int = ..., last: bool = False
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def act(
+        self, request: InferRequest, data: Buffer, on_end: Callable[[], object] | None = None
+    ) -> Iterable[Base]: ...
+    @property
+    def state(self) -> str: ...
+    @state.setter
+    def state(self, text: str) -> None: ...
+    @staticmethod
+    def of(value: float, **more: int) -> dict[str, float]: ...
+
+class Layout:
+    area: int
+    size: int
+    def __init__(self, area: int) -> None: ...
+
+def known(data: bytes, text: Any = "a,b=(c") -> bool: ...
+
+class Kind(IntEnum):
+    A = 0
+    B = 1
+"""
+
+
+def test_what_the_generator_makes_of_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "cext" / "observe" / "made_up.pyx"
+    source.parent.mkdir(parents=True)
+    source.write_text(SOURCE)
+    monkeypatch.setattr(make_stubs, "CEXT", tmp_path / "cext")
+    make_stubs.make(tmp_path / "made")
+    assert (tmp_path / "made" / "observe" / "made_up.pyi").read_text() == STUB

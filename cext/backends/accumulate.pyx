@@ -45,6 +45,7 @@ cdef class AccumulateBatch(Batch):
 
     @staticmethod
     def of(Batch batch, int64_t delay_ns, fail_value):
+        # type: (..., ..., float | None) -> AccumulateBatch
         """`batch` as an AccumulateBatch. A request whose input begins with `fail_value` fails."""
         cdef AccumulateBatch made = AccumulateBatch(
             batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
@@ -65,6 +66,7 @@ cdef class AccumulateBatch(Batch):
 
     def job(self, Py_ssize_t i, Tensor tensor not None, before, bytearray after not None,
             bytearray output not None):
+        # type: (..., ..., Tensor | bytearray | None, ..., ...) -> None
         """Fills in job `i`. `before` is a Tensor, a bytearray or None; all buffers have the size of the input."""
         cdef Job* job
         cdef Tensor state
@@ -89,6 +91,7 @@ cdef class AccumulateBatch(Batch):
         self.held.append((tensor, before, after, output))
 
     cpdef object deliver(self):
+        # type: () -> None
         cdef Py_ssize_t i
         self.compute_start = self.sums.start_ns
         self.compute_end = self.sums.end_ns

@@ -23,6 +23,7 @@ cdef class DelayBatch(Batch):
     cdef Delay delay
 
     cpdef object deliver(self):
+        # type: () -> None
         self.compute_start = self.delay.start
         self.compute_end = self.delay.end
         return Batch.deliver(self)

@@ -73,6 +73,7 @@ cdef char* _element(char* to, char* end, const void* value, char kind, int64_t i
 
 
 def class_strings(values, indices, str kind, list labels):
+    # type: (Buffer, Buffer, ..., list[bytes]) -> Buffer
     """The elements of a BYTES tensor, each behind its length, as a buffer.
 
     `values` is a buffer of float64, int64 or uint64 numbers, as `kind` ("f", "i", "u") says, `indices` one of as many int64

@@ -42,7 +42,7 @@ cdef class Stop:
 
 # An array that was read past, and how many elements it and the arrays inside of it have. It keeps the buffer alive.
 cdef class ArrayText:
-    cdef readonly object text
+    cdef readonly object text  # type: memoryview
     cdef readonly Py_ssize_t count
 
 @cython.final

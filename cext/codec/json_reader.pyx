@@ -53,22 +53,26 @@ class SyntaxRefused(InvalidArgument):
 
 
 def kind_error(what, got, wanted):
+    # type: (object, str, str) -> InvalidArgument
     """The error `Unable to parse 'x': attempt to access JSON non-a as b`."""
     return InvalidArgument(f"Unable to parse '{what}': attempt to access JSON non-{got} as {wanted}")
 
 
 def missing(str key):
+    # type: (...) -> InvalidArgument
     """The error for a document without the member `key`."""
     return InvalidArgument(
         f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
 
 
 def too_long(str key, str name):
+    # type: (..., ...) -> InvalidArgument
     """The error for the name of a model, tensor, region or parameter that nothing can have."""
     return InvalidArgument(f"'{key}' has {len(name)} characters, the most is {LONGEST_NAME}: '{shown(name)}'")
 
 
 def too_many(str things, str where, Py_ssize_t most):
+    # type: (..., ..., ...) -> InvalidArgument
     """The error for a list with more elements than it may have."""
     return InvalidArgument(f"'{where}' has more than {most} {things}, which is the most that are allowed")
 
@@ -528,6 +532,7 @@ cdef class Stop:
 
 
 def load(data, list repeated=None, bint large=False, as_text=None, reserve=None, bint bounded=False):
+    # type: (Buffer, list[str] | None, ..., Container[str] | None, Callable[[int], None] | None, ...) -> Any
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
     Names that the document's outermost object has more than once are appended to `repeated`. With `large` this is

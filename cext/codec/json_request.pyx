@@ -40,7 +40,7 @@ from neptrio.limits import shown
 cdef dict _NUMBER = NUMBER
 cdef Py_ssize_t MOST_TENSORS = limits.MOST_TENSORS
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
-known_texts = KnownTexts()
+known_texts = KnownTexts()  # type: KnownTexts
 cdef KnownTexts _known_texts = known_texts
 
 
@@ -396,6 +396,7 @@ cdef class _Decoder:
 
 
 def no_shared_memory():
+    # type: () -> InvalidArgument
     """The error for a request that names a region where shared memory is not allowed."""
     return InvalidArgument("shared memory is not available: start the server with --allow-client-shm=true")
 
@@ -462,6 +463,7 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
 
 def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None,
                    reserve=None):
+    # type: (..., Buffer, int | None, SharedMemory | None, ..., Buffer | None, Callable[[int], None] | None) -> bool
     """Fills `r` from an infer body. Returns whether outputs are binary by default.
 
     `header_length` is the value of Inference-Header-Content-Length, None when absent; it is at most the body's

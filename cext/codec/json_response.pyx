@@ -107,6 +107,7 @@ cdef RequestedOutput _wanted(list outputs, str name):
 
 def encode_response(InferRequest request, InferResponse response, bint binary_default, bint later=False,
                     Stop stop=None):
+    # type: (..., ..., ..., ..., ...) -> tuple[bytes, list[Tensor] | None, int] | None
     """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument.
 
     The tensors are None when no output is binary. The header Inference-Header-Content-Length must be sent when the

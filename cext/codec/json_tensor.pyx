@@ -511,6 +511,7 @@ def tensor_json(Tensor t, Stop stop=None) -> bytes:
 
 
 def tensor_of(str name, int dtype, tuple shape, data, bint large=False, reserve=None):
+    # type: (..., ..., tuple[int, ...], Buffer, ..., Callable[[int], None] | None) -> Tensor
     """A tensor from the text of a JSON array; for the generate extension and for tests. Raises InvalidArgument.
 
     With `large` this is called on a worker's thread; reserve(bytes) is called before memory is allocated.

@@ -11,6 +11,7 @@ cdef enum:
 
 
 def select(InferRequest request, InferResponse response, services):
+    # type: (..., ..., WithSharedMemory) -> None
     """Keeps the requested outputs, in the order in which the backend made them, and classifies where asked.
 
     Outputs for shared memory are written there and stay in the response without data. Raises TritonError for a
@@ -50,6 +51,7 @@ def select(InferRequest request, InferResponse response, services):
 
 
 def selects_slowly(InferRequest request not None, InferResponse response not None):
+    # type: (..., ...) -> bool
     """Whether select() takes so long that a worker must do it: it classifies a large output, or copies one into shared
     memory, or waits for a GPU to copy it. See docs/loop.md."""
     cdef RequestedOutput o

@@ -64,7 +64,7 @@ cdef enum:
     REGION_BYTES = 1 << 20     # of inputs in shared memory
     FEW = 8                    # tensors: requests with more are read anew each time
 
-known_heads = KnownTexts()     # the fields before raw contents
+known_heads = KnownTexts()     # the fields before raw contents  # type: KnownTexts
 cdef KnownTexts _known_heads = known_heads
 
 
@@ -314,6 +314,7 @@ cdef uint64_t region_bytes(Slice tensor) noexcept:
 
 
 def decodes_slowly(message):
+    # type: (Buffer) -> bool
     """Whether decoding a large message takes so long that a worker must do it: see docs/loop.md.
 
     Most large messages carry raw contents, whose decoding takes no time however large they are. Not so typed contents,
@@ -362,6 +363,7 @@ def decodes_slowly(message):
 
 
 def decode_request(InferRequest r not None, message, shared_memory=None, Stop stop=None, reserve=None):
+    # type: (..., Buffer, SharedMemory | None, ..., Callable[[int], None] | None) -> None
     """Fills `r` from the bytes of a ModelInferRequest.
 
     `message` is any buffer or a SplitMessage; input tensors are views of it and keep it alive. `shared_memory` (service.shared_memory)

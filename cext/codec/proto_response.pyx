@@ -94,6 +94,7 @@ cdef object unsendable(InferResponse response, object error):
 
 
 def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
+    # type: (..., ..., ...) -> list[Any]
     """A response as one gRPC message: a list of buffers that begins with the 5-byte frame header.
 
     `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error becomes its

@@ -67,6 +67,7 @@ cdef int grow(Out* o, Py_ssize_t more) except -1:
 
 
 def well_formed(message, Py_ssize_t most=0):
+    # type: (Buffer, ...) -> None
     """Raises WireError unless `message` is a sequence of whole protobuf fields.
 
     For calls other than inference: protobuf's parser would accept a field that is cut off as a shorter one. Nested

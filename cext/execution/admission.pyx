@@ -57,6 +57,7 @@ cdef class Admission:
         return self.directory.lookup(name, version)
 
     def body_source(self, str name, str version):
+        # type: (..., ...) -> Callable[[int], Any] | None
         """What makes memory for the tensors of a request that is being received: a function of a number of bytes, which
         may return None; None if that model has no such memory, or cannot be asked."""
         try:
@@ -65,6 +66,7 @@ cdef class Admission:
             return None
 
     cpdef ModelCore find(self, InferRequest request, str one_response):
+        # type: (..., str | None) -> ModelCore
         """Looks up the model that a request names and sets it as the request's model.
 
         `one_response` is the text of the error for a decoupled model where only one response can be carried,
@@ -77,6 +79,7 @@ cdef class Admission:
         return model
 
     def reads(self, str name, str version):
+        # type: (..., ...) -> bool
         """Whether this process reads HTTP infer requests of that model. Where `forwards` is set it passes others on."""
         return True
 

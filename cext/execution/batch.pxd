@@ -6,11 +6,11 @@ from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCor
 
 cdef class Batch(WorkItem):
     cdef public ModelCore model
-    cdef public list requests      # [InferRequest], in arrival order
-    cdef readonly list submitted   # the requests it was formed with; backends may replace `requests`
+    cdef public list requests      # in arrival order  # type: list[InferRequest]
+    cdef readonly list submitted   # the requests it was formed with; backends may replace `requests`  # type: list[InferRequest]
     cdef public object instance    # the Instance that executes it
-    cdef public list responses     # per request: an InferResponse, or None until the model has answered
-    cdef public object error       # TritonError when the whole execution failed
+    cdef public list responses     # one for each request, None until the model has answered it  # type: list[InferResponse | None]
+    cdef public object error       # when the whole execution failed  # type: TritonError | None
     cdef public int64_t size       # sum of the requests' batch sizes
     cdef public str close_reason   # why the batcher closed it
     cdef public int64_t oldest_wait_ns

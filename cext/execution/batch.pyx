@@ -227,6 +227,7 @@ cdef class Batch(WorkItem):
     """Requests that are executed together. Subclasses replace `work.run` to execute without the GIL."""
 
     def __init__(self, ModelCore model, list requests, str close_reason="", int64_t oldest_wait_ns=0):
+        # type: (..., list[InferRequest], ..., ...) -> None
         self.set_up(model, requests, close_reason, oldest_wait_ns)
 
     cdef int set_up(self, ModelCore model, list requests, str close_reason, int64_t oldest_wait_ns) except -1:

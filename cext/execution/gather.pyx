@@ -46,6 +46,7 @@ cdef void _copy(char* target, Span* spans, Py_ssize_t n) noexcept nogil:
 
 
 def gather(list requests not None, str name not None, bint ragged=False):
+    # type: (list[InferRequest], ..., ...) -> Tensor | None
     """The input `name` of all requests as one Tensor, or None when no request has it.
 
     The first dimension is the sum of the requests' first dimensions, the others are the same as theirs. With
@@ -122,6 +123,7 @@ cdef Py_ssize_t _skip(const char* data, Py_ssize_t at, Py_ssize_t end, int64_t e
 
 
 def split(Tensor tensor not None, list shapes not None, str what=""):
+    # type: (..., list[tuple[int, ...]], ...) -> list[Tensor]
     """Consecutive parts of `tensor` with the given shapes, as views in that order.
 
     Raises Internal, naming `what`, unless the shapes have exactly the tensor's elements in all.

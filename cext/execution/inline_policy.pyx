@@ -16,4 +16,4 @@ def mean(double before, int64_t took) -> float:
     return mean_after(before, took)
 
 
-LIMIT = float(INLINE_NS)
+LIMIT = float(INLINE_NS)  # type: float

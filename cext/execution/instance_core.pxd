@@ -6,9 +6,9 @@ from neptrio.request.infer_request cimport InferRequest, ModelCore
 
 cdef class PoolCore:
     cdef public list instances       # [InstanceCore]
-    cdef public object on_free       # called when an instance may take another batch
-    cdef public object on_finished   # called with every batch that is back, before it is answered; None: nothing is
-    cdef public object limiter       # the RateLimiter that grants executions, or None
+    cdef public object on_free       # called when an instance may take another batch  # type: Callable[[], object]
+    cdef public object on_finished   # called with every batch that is back, before it is answered  # type: Callable[[Batch], object] | None
+    cdef public object limiter       # the RateLimiter that grants executions, or None  # type: RateLimiter | None
     cdef int64_t depth(self)
     cpdef available(self, int64_t limit)
     cpdef nearest(self, found, InferRequest request)
@@ -16,14 +16,14 @@ cdef class PoolCore:
 
 cdef class InstanceCore(Executor):
     cdef public str name
-    cdef readonly object backend     # BackendInstance
+    cdef readonly object backend     # BackendInstance  # type: BackendInstance
     cdef readonly ModelCore model
     cdef readonly PoolCore pool
     cdef readonly Mailbox mailbox
-    cdef public object claim     # its Claim with the rate limiter, or None
-    cdef public list under_way       # batches submitted and not back, in order of submission
-    cdef public object awaiting_grant  # deque of batches that wait for the rate limiter
-    cdef public object line          # deque of batches behind one that waits for copies of its inputs, or None
+    cdef public object claim     # its Claim with the rate limiter, or None  # type: Claim | None
+    cdef public list under_way       # batches submitted and not back, in order of submission  # type: list[Batch]
+    cdef public object awaiting_grant  # deque of batches that wait for the rate limiter  # type: deque[Batch]
+    cdef public object line          # batches behind one that waits for copies of its inputs  # type: deque[Batch] | None
     cdef public int64_t outstanding
     cdef public int64_t owed         # requests it must still answer though their batch is back
     cdef public bint retired         # gets no new batches; the pool is told when it has less left to do

@@ -49,6 +49,7 @@ cdef class PoolCore:
         self.instances = []
 
     def _granted(self):
+        # type: () -> InstanceCore | None
         raise NotImplementedError(f"{type(self).__name__}._granted")
 
     def note_retired(self):
@@ -141,6 +142,7 @@ cdef class InstanceCore(Executor):
     """One instance, as schedulers and batches see it."""
 
     def __init__(self, str name, ModelCore model, backend, CompletionQueue completions, PoolCore pool):
+        # type: (..., ..., BackendInstance, ..., ...) -> None
         self.name = name
         self.model = model
         self.backend = backend
@@ -156,6 +158,7 @@ cdef class InstanceCore(Executor):
         self.prepare = None if _prepares_nothing(backend) else backend.prepare
 
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
+        # type: (list[InferRequest], ..., ...) -> None
         """Makes a batch of `requests` and executes it."""
         cdef Batch batch = self.make_batch(requests, close_reason, oldest_wait_ns)
         self.outstanding += 1
@@ -210,14 +213,17 @@ cdef class InstanceCore(Executor):
         return 0
 
     def fetch(self, batch):
+        # type: (Batch) -> None
         """Has the batch's inputs copied to the host; begins it and those behind it when they are there."""
         raise NotImplementedError(f"{type(self).__name__}.fetch")
 
     def await_copies(self, batch):
+        # type: (Batch) -> None
         """Begins the batch and those behind it when the tensors of its requests' traces are copied."""
         raise NotImplementedError(f"{type(self).__name__}.await_copies")
 
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
+        # type: (list[InferRequest], ..., ...) -> Batch
         """A batch made and prepared from `requests`; when that fails, the batch's error says why. One whose inputs lie on
         a device that its instance can't read is prepared later (fetch); those of instances that execute in Python are
         copied in Batch.execute(), on their thread."""

@@ -75,12 +75,12 @@ class Layout:
 
     def __init__(self, size_t area):
         self.to_engine = 0
-        self.to_front = ring_bytes(ENTRIES)
-        self.front_area = (2 * ring_bytes(ENTRIES) + 4095) // 4096 * 4096
-        self.engine_area = self.front_area + area
+        self.to_front = ring_bytes(ENTRIES)  # type: int
+        self.front_area = (2 * ring_bytes(ENTRIES) + 4095) // 4096 * 4096  # type: int
+        self.engine_area = self.front_area + area  # type: int
         self.area = area
-        self.bodies = self.engine_area + area
-        self.size = self.bodies + area
+        self.bodies = self.engine_area + area  # type: int
+        self.size = self.bodies + area  # type: int
 
 
 @cython.no_gc
@@ -111,6 +111,7 @@ cdef class Channel(MessageReader):
         free(self.small)
 
     def __init__(self, Segment segment not None, layout, bint engine, bell, late):
+        # type: (..., Layout, ..., Callable[[], None], Callable[[], None]) -> None
         self.segment = segment
         self.out.base = segment.base + <size_t>(layout.to_front if engine else layout.to_engine)
         self.into.base = segment.base + <size_t>(layout.to_engine if engine else layout.to_front)
@@ -138,6 +139,7 @@ cdef class Channel(MessageReader):
         return 0
 
     def violated(self, why):
+        # type: (str) -> None
         """Called once, when the other side has written what cannot be."""
         raise Violation(why)
 
@@ -476,6 +478,7 @@ cdef class Channel(MessageReader):
         self.bell = self.late = None
 
     def statistics(self) -> dict:
+        # type: () -> dict[str, int]
         """What is held, for tests and for looking at it."""
         return {
             "lent": len(self.lent), "small": self.small_count, "waiting": len(self.outbox), "used": self.area.used,

@@ -21,7 +21,7 @@ cdef class EngineEnd(Channel):
     cdef Admission admission
     cdef object services
     cdef object host
-    cdef readonly dict open          # id -> InferRequest
+    cdef readonly dict open          # id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict streams                # id -> Stream
     cdef list leaving                # requests whose clients have left, until dispatch()
     cdef readonly int64_t begun      # before the front end was: nothing came earlier

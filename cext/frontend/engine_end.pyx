@@ -59,8 +59,8 @@ cdef enum:
     OF_RESPONSE = 1024       # counted for a response in addition to its outputs
     FEW_INPUTS = 16          # a list for so many is made at once
 
-CODES = list(Code)
-REASONS = list(Reason)
+CODES = list(Code)  # type: list[Code]
+REASONS = list(Reason)  # type: list[Reason]
 cdef dict _CODE_NUMBERS = {code: number for number, code in enumerate(CODES)}
 cdef dict _REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 cdef object _dumps = json.dumps
@@ -82,6 +82,7 @@ cdef class FrontResponder(Responder):
         (<Open>request.context).end.respond(request, response, final)
 
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
+        # type: (..., Callable[[], None]) -> bool
         cdef Open open_ = <Open>request.context
         if open_.unread <= ROOM_BYTES or open_.end.closed or request.cancelled:
             return False
@@ -110,6 +111,7 @@ cdef class EngineEnd(Channel):
     """See the module's text. `host` has select_later(end, open, request, response, final), which calls selected()."""
 
     def __init__(self, segment, layout, bell, late, services, host):
+        # type: (Segment, Layout, Callable[[], None], Callable[[], None], ..., ...) -> None
         Channel.__init__(self, segment, layout, True, bell, late)
         self.services = services
         self.admission = services.admission
@@ -124,6 +126,7 @@ cdef class EngineEnd(Channel):
         self.grpc = FrontResponder(GRPC_PROTOCOL)
 
     def violated(self, why):
+        # type: (str) -> None
         """Has the front end's process ended (rule 9 of channel); gone() follows."""
         if self.host is not None:
             self.host.violated(why)
@@ -158,6 +161,7 @@ cdef class EngineEnd(Channel):
         return 0
 
     def dispatch(self, now_ns):
+        # type: (int) -> None
         """Cancels the requests of clients that have left (rule 5), behind the schedulers that were marked before."""
         cdef InferRequest request
         leaving, self.leaving = self.leaving, []
@@ -339,6 +343,7 @@ cdef class EngineEnd(Channel):
         return self.answer(open_, request, response, final)
 
     def selected(self, InferRequest request not None, InferResponse response not None, bint final, error):
+        # type: (..., ..., ..., Exception | None) -> None
         """A worker has done what select() does, or failed with `error`. Sends this response and those behind it."""
         cdef Open open_ = <Open>request.context
         if error is not None:

@@ -16,7 +16,7 @@ cdef class Sent:
 cdef class FrontEnd(Channel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
-    cdef readonly dict open          # id -> InferRequest
+    cdef readonly dict open          # id -> InferRequest  # type: dict[int, InferRequest]
     cdef InferRequest answering      # whose response is taken
     cdef bint is_last                # that is its final one
     cdef set failed_ones             # requests whose later responses nobody gets

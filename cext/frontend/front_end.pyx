@@ -63,17 +63,19 @@ class RegionTensor(Tensor):
     """An input that lies in a region of shared memory, whose bytes only the engine can see."""
 
     def __init__(self, name, dtype, shape, region, offset, size):
+        # type: (str, int, tuple[int, ...], str, int, int) -> None
         super().__init__(name, dtype, shape, b"")
-        self.place = (region, offset, size)
+        self.place = (region, offset, size)  # type: tuple[str, int, int]
 
 
 class RemoteSharedMemory:
     """Registered regions as decoders see them here (codec.shared_memory.SharedMemory): by name only."""
 
     def __init__(self):
-        self.large = LargeFiles()   # none: what lies in regions is not read here
+        self.large = LargeFiles()   # none: what lies in regions is not read here  # type: LargeFiles
 
     def input_tensor(self, str name, int dtype, tuple shape, str region, offset, size):
+        # type: (..., ..., tuple[int, ...], ..., int, int) -> Tensor
         """An input that lies in a region; the engine says whether there is one."""
         return RegionTensor(name, dtype, shape, region, offset, size)
 
@@ -82,14 +84,17 @@ class RemoteSharedMemory:
         return partial(self.input_tensor, *arguments)
 
     def write_output(self, Tensor tensor, str region, offset, size):
+        # type: (..., ..., int, int) -> Tensor
         """The engine has put the output there already."""
         return tensor
 
     def output_writer(self, Tensor tensor, str region, offset, size):
+        # type: (..., ..., int, int) -> Callable[[], None]
         """As write_output()."""
         return _written
 
     def output_place(self, region, offset, size, needed, output):
+        # type: (str, int, int, int, str) -> None
         """None: nothing is executed here."""
 
 
@@ -122,6 +127,7 @@ cdef class FrontEnd(Channel):
     """See the module's text."""
 
     def __init__(self, segment, layout, bell, late):
+        # type: (Segment, Layout, Callable[[], None], Callable[[], None]) -> None
         Channel.__init__(self, segment, layout, False, bell, late)
         self.received_into = BodyArea(segment, layout.bodies, layout.area)
         self.open = {}
@@ -231,6 +237,7 @@ cdef class FrontEnd(Channel):
                 and tensor.nbytes and tensor.dtype != DT_BYTES and (tensor.ptr - self.segment.base) % ALIGNED == 0)
 
     def body_memory(self, uint64_t size):
+        # type: (...) -> BodyMemory | None
         """Writable memory into which a body can be received; None when there is no room for it."""
         return None if self.closed else self.received_into.take(size)
 
@@ -360,6 +367,7 @@ cdef class FrontEnd(Channel):
         return made
 
     def statistics(self) -> dict:
+        # type: () -> dict[str, int]
         """What is held, in addition the bytes of bodies that somebody uses."""
         return {**Channel.statistics(self), "bodies": self.received_into.used}
 
@@ -384,6 +392,7 @@ cdef class RemoteAdmission(Admission):
         self.forwards = True
 
     def renew(self, dict models, bint whole, bint tracing, bint trace_headers):
+        # type: (dict[str, list[dict[str, Any]]], ..., ..., ...) -> None
         """What the engine says of models that serve (frontend.model_table): model -> its versions, dicts with version,
         latest, decoupled, max_batch_size and inputs (name, datatype, dims, optional, ragged). `whole`: there are no others."""
         cdef ModelCore core
@@ -411,12 +420,14 @@ cdef class RemoteAdmission(Admission):
         self.tracer.trace_headers = trace_headers
 
     def reads(self, str name, str version):
+        # type: (..., ...) -> bool
         """Not of a model that there is not, and of none that is decoupled: its error comes before those of the body, so
         the engine reads the request."""
         cdef ModelCore model = self.models.get((name, version))
         return model is not None and not model.decoupled
 
     def body_source(self, str name, str version):
+        # type: (..., ...) -> Callable[[int], BodyMemory | None] | None
         """As in the engine. Without strings: no one but this process may write what it reads the structure of."""
         cdef InputSpec spec
         cdef ModelCore model = self.models.get((name, version))
@@ -431,6 +442,7 @@ cdef class RemoteAdmission(Admission):
         return self.models.get((name, version), self.unknown)
 
     cpdef ModelCore find(self, InferRequest request, str one_response):
+        # type: (..., str | None) -> ModelCore
         cdef Sent sent = Sent.__new__(Sent)
         cdef ModelCore model = self.models.get((request.model_name, request.model_version))
         sent.one_response = one_response is not None

@@ -11,7 +11,7 @@ cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
 
 # upper bounds of the buckets in nanoseconds, except the last one's
-BOUNDS_NS = tuple(1 << (FIRST_EXPONENT + i) for i in range(BUCKET_COUNT - 1))
+BOUNDS_NS = tuple(1 << (FIRST_EXPONENT + i) for i in range(BUCKET_COUNT - 1))  # type: tuple[int, ...]
 
 
 cdef class LoopLagCore:
@@ -76,9 +76,11 @@ cdef class LoopLagCore:
             self.longest_step = task
 
     def late(self, int64_t now, int64_t taken, list notes, task, int64_t task_ns):
+        # type: (..., ..., list[tuple[int, str, str, Any, int]], ..., ...) -> None
         """Called for a pass that took longer than `warning_ns`; the subclass logs it."""
 
     def cumulative(self, bounds):
+        # type: (Iterable[int]) -> list[int]
         """The number of passes that took at most each of the ascending `bounds` (a choice of BOUNDS_NS)."""
         cdef int i = 0
         cdef uint64_t seen = 0

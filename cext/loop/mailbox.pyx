@@ -149,6 +149,7 @@ cdef class CompletionQueue:
             self.push(work)
 
     def drain(self):
+        # type: () -> list[WorkItem]
         """Removes and returns all items that have come back, oldest first."""
         cdef uint64_t[64] sink
         cdef Work* work
@@ -202,6 +203,7 @@ cdef class Mailbox:
         pthread_mutex_unlock(&self.lock)
 
     def replace(self, WorkItem item not None, WorkItem other=None):
+        # type: (..., ...) -> bool
         """Replaces an item that has not begun by `other`, or removes it when `other` is None.
 
         Returns False, and changes nothing, when the item is not waiting here.

@@ -10,13 +10,13 @@ cdef ssize_t receive(int fd, size_t most) except -2   # bytes read; 0 at the end
 cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2
 
 cdef class SocketWriterCore:
-    cdef readonly object sock
+    cdef readonly object sock  # type: socket.socket
     cdef int fd
     cdef int look                    # readable while somebody waits for the loop; -1: nobody knows
     cdef public bint full            # the kernel took less than it was given
     cdef public Py_ssize_t pending   # bytes that the kernel has not taken yet
     cdef public bint broken
-    cdef public object queue         # deque of memoryviews of these bytes
+    cdef public object queue         # deque of memoryviews of these bytes  # type: deque[memoryview]
     cpdef send(self, list buffers)
     cpdef append(self, list buffers)
     cpdef drop(self, Py_ssize_t sent)

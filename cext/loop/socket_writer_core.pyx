@@ -111,6 +111,7 @@ cdef char* received_bytes() except NULL:
 
 
 cpdef object received_view():
+    # type: () -> memoryview
     """The memory into which the calling thread's connections receive, RECEIVE_BYTES of it."""
     if neptrio_received == NULL:
         _make_buffer()
@@ -150,6 +151,7 @@ cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2
 
 
 def receive_into(int fd, place not None):
+    # type: (..., object) -> int
     """Reads once to a writable buffer; the bytes read, 0 at the end of input, -1 when there are none now. Raises OSError when
     the connection is broken."""
     cdef Py_buffer view
@@ -205,6 +207,7 @@ cdef class SocketWriterCore:
     """Sends as much as the kernel takes at once; the subclass's task sends the rest."""
 
     def __init__(self, sock, int look=-1):
+        # type: (socket.socket, ...) -> None
         self.sock = sock
         self.fd = sock.fileno()
         self.look = look
@@ -303,6 +306,7 @@ cdef class SocketWriterCore:
                 self.pending += len(view)
 
     def some(self) -> list:
+        # type: () -> list[memoryview]
         """Pending buffers for one call."""
         cdef Py_ssize_t n = 0, beyond
         cdef list taken = []

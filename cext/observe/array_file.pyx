@@ -95,6 +95,7 @@ cdef class ArrayFile:
         self.shown_path, self.spare, self.second = self.names
 
     def append(self, *pieces):
+        # type: (TraceBlock | bytes | tuple[bytes, ...]) -> None
         """Adds objects. A piece is a TraceBlock, or bytes with objects joined by commas, or a tuple of bytes that are such
         objects one after the other.
 

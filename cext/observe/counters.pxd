@@ -37,7 +37,7 @@ cdef class ModelCounters:
     cdef readonly uint64_t last_inference_ms
     cdef public int64_t inflight_bytes   # bytes of inputs of accepted, unanswered requests
     cdef readonly uint64_t changes       # of what the statistics extension shows, and of closings
-    cdef public list memory_usage        # the $memory_usage objects; changed by setting another list only
+    cdef public list memory_usage        # the $memory_usage objects; changed by setting another list only  # type: list[dict[str, Any]]
     cdef dict texts                      # form -> (changes, memory_usage, text), see text_in()
     cdef Duration success
     cdef Duration fail
@@ -49,12 +49,12 @@ cdef class ModelCounters:
     cdef Duration cache_miss
     cdef dict batches                    # batch size -> BatchCounters
     cdef list responses                  # [ResponseCounters], by the response's index
-    cdef readonly dict failures          # reason -> count
+    cdef readonly dict failures          # reason -> count  # type: dict[str, int]
     cdef readonly int64_t accepted       # since the load; = answered + failed + cancelled + in flight
     cdef public int64_t refused          # requests that the scheduler refused (mostly: queue full); not in `accepted`
     cdef readonly int64_t failed         # an ensemble's failed request counts once
     cdef readonly int64_t cancelled
-    cdef readonly dict closings          # close reason -> CloseCounters
+    cdef readonly dict closings          # close reason -> CloseCounters  # type: dict[str, CloseCounters]
     cdef str last_reason                 # of the batch before, with its counters: most batches are like it
     cdef CloseCounters last_closing
     cdef BatchCounters last_size
@@ -63,8 +63,8 @@ cdef class ModelCounters:
     cdef readonly Histogram input_histogram
     cdef readonly Histogram infer_histogram
     cdef readonly Histogram output_histogram
-    cdef readonly object summaries       # stage -> SlidingHistogram, None when not enabled
-    cdef readonly object first_response  # a BoundedHistogram, None when not enabled
+    cdef readonly object summaries       # by stage, None when not enabled  # type: dict[str, SlidingHistogram] | None
+    cdef readonly object first_response  # a BoundedHistogram, None when not enabled  # type: BoundedHistogram | None
     cdef bytes trace_head                # beginning of the model's objects in trace files; made by cext/observe/trace
     cdef int answered(self, InferRequest request, InferResponse response) except -1
     cdef int responded(self, InferRequest request, InferResponse response, int64_t now) except -1

@@ -48,12 +48,12 @@ cdef enum:
     FEW = 64               # as long as CloseCounters.few
     LONGEST_TEXT = 8192    # bytes of a text that is kept
 
-STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")  # type: tuple[str, ...]
 # Responses of one request with a higher index share the last key: a model that streams without end must not make its
 # statistics grow without end.
 MAX_RESPONSE_KEYS = 4096
-CANCELED = Reason.CANCELED
-CANCELLATION = Cancelled()
+CANCELED = Reason.CANCELED  # type: Reason
+CANCELLATION = Cancelled()  # type: Cancelled
 
 
 cdef inline void add(Duration* d, int64_t ns) noexcept:
@@ -97,6 +97,7 @@ cdef class CloseCounters:
 
     @property
     def sizes(self) -> dict:
+        # type: () -> dict[int, int]
         """Batch size -> executions."""
         found = {size: self.few[size] for size in range(FEW) if self.few[size]}
         found.update(self.many)
@@ -107,11 +108,13 @@ class BoundedHistogram:
     """A Prometheus histogram with bounds set by the user; values are integers."""
 
     def __init__(self, bounds):
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
+        # type: (Sequence[int]) -> None
+        self.bounds = tuple(bounds)  # type: tuple[int, ...]
+        self.counts = [0] * (len(self.bounds) + 1)  # type: list[int]
         self.sum = 0
 
     def record(self, value):
+        # type: (int) -> None
         """Counts a value in the first bucket whose bound is at or above it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
@@ -139,10 +142,12 @@ cdef class ModelCounters:
         self.summaries = {stage: SlidingHistogram() for stage in stages}
 
     def enable_first_response(self, bounds):
+        # type: (Sequence[int]) -> None
         """Counts times to the first response in milliseconds, in buckets with the ascending `bounds`."""
         self.first_response = BoundedHistogram(bounds)
 
     def text_in(self, form, make):
+        # type: (str, Callable[[], bytes]) -> bytes
         """`make()`, bytes that must follow from what snapshot() shows, the model's name and version alone; or what it
         returned for the same `form` when nothing had changed since."""
         kept = self.texts.get(form)
@@ -325,6 +330,7 @@ cdef class ModelCounters:
             self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
 
     def accounts(self) -> dict:
+        # type: () -> dict[str, int]
         """Requests since the load; accepted = answered + failed + cancelled + in flight.
 
         Refused requests were valid, but the scheduler did not accept them.
@@ -338,6 +344,7 @@ cdef class ModelCounters:
         }
 
     def microseconds(self) -> dict:
+        # type: () -> dict[str, tuple[int, int]]
         """stage -> (count, sum of whole microseconds per event); stages as in inference_stats."""
         return {
             "success": (self.success.count, self.success.us),
@@ -351,6 +358,7 @@ cdef class ModelCounters:
         }
 
     def histograms(self) -> dict:
+        # type: () -> dict[str, Histogram]
         """stage -> Histogram of nanoseconds of all successful requests since the load.
 
         Cache hits are counted in request and queue only.
@@ -359,6 +367,7 @@ cdef class ModelCounters:
                                  self.infer_histogram, self.output_histogram)))
 
     def snapshot(self) -> dict:
+        # type: () -> dict[str, Any]
         """The $model_stat of the statistics extension without name and version, in its order of keys."""
         cdef BatchCounters b
         batches = []

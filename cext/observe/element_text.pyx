@@ -203,6 +203,7 @@ cdef char* _string(char* out, char* end, const uint8_t* p, Py_ssize_t n, bint* i
 
 
 def strings_text(bytes raw not None) -> tuple:
+    # type: (...) -> tuple[bytes, int, int, bool]
     """The elements of a BYTES tensor as on the wire: (text, number of elements, bytes of them, whether all are UTF-8).
 
     An element that is cut off at the end of `raw` is left out.

@@ -21,8 +21,8 @@ from libc.string cimport memset
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
 
-RELATIVE_ERROR = 1.0 / 128
-LARGEST = <int64_t>1 << <int64_t>MAX_BITS
+RELATIVE_ERROR = 1.0 / 128  # type: float
+LARGEST = <int64_t>1 << <int64_t>MAX_BITS  # type: int
 
 
 cdef int bucket_of(int64_t value) noexcept nogil:
@@ -93,6 +93,7 @@ cdef class Histogram:
         self.max = max(self.max, other.max)
 
     def percentile(self, double percent):
+        # type: (...) -> int
         """The value at or below which `percent` (0 to 100) of all values lie; 0 when there are none.
 
         It differs by at most RELATIVE_ERROR from the recorded value of that rank. Raises ValueError outside 0..100.
@@ -120,6 +121,7 @@ cdef class Histogram:
         return min((lower_of(i) + 1 + upper_of(i)) // 2, self.max)
 
     def cumulative(self, bounds):
+        # type: (Sequence[int]) -> list[int]
         """The number of values at or below each of the ascending `bounds`.
 
         Exact for powers of two up to 2**42. For another bound, the bucket that contains it is counted only if the
@@ -138,12 +140,14 @@ cdef class Histogram:
         return found
 
     def buckets(self):
+        # type: () -> list[tuple[int, int]]
         """The buckets that are not empty: (upper bound, count), ascending."""
         cdef int i
         return [(upper_of(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
 
     @staticmethod
     def from_buckets(pairs):
+        # type: (Iterable[tuple[int, int]]) -> Histogram
         """A histogram from the result of buckets(), of this server or another.
 
         `sum` and `max` are computed from the upper bounds. Raises ValueError for a bound that no bucket has.
@@ -202,6 +206,7 @@ cdef class SlidingHistogram:
             self.sum += <uint64_t>value
 
     def window(self, int64_t now_ns):
+        # type: (...) -> Histogram
         """A Histogram of the values within the window that ends at `now_ns`."""
         cdef Histogram merged = Histogram()
         self.advance(now_ns)

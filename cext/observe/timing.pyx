@@ -38,7 +38,7 @@ NAMES = {
     "neptrio_output_ns": "output",
     "neptrio_cache_lookup_ns": "cache",
     "neptrio_batch_size": "batch",
-}
+}  # type: dict[str, str]
 cdef dict _WORDS = {b"true": True, b"1": True, b"false": False, b"0": False}
 
 
@@ -99,6 +99,7 @@ cdef int tell(InferRequest request, InferResponse response, int64_t now) except 
 
 
 def timing_headers(InferRequest request not None) -> list:
+    # type: (...) -> list[tuple[bytes, bytes]]
     """The headers of the request's last response: Server-Timing, or none if it was not asked for."""
     if type(request.timing) is not dict:
         return []

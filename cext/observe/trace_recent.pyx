@@ -47,6 +47,7 @@ cdef class Recent:
         return min(self.count, RECENT_TRACES)
 
     def last(self, int64_t count):
+        # type: (...) -> Iterator[bytes]
         """The trace file's objects for the last `count` traces, oldest first, without tensors: the JSON of one trace at a
         time, its objects separated by commas. What is to be printed is taken now, and printed when it is asked for."""
         cdef int64_t i

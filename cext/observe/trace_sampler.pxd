@@ -9,7 +9,7 @@ from neptrio.observe.trace_scope cimport Sampling
 cdef class Sampler(Tracing):
     cdef public object writer
     cdef public Recent recent
-    cdef public dict models          # model name -> its scope, for models with settings of their own
+    cdef public dict models          # scopes of models with settings of their own  # type: Mapping[str, Sampling]
     cdef public Sampling default     # the scope of all other models
     cdef public int64_t open         # traces that are not finished
     cdef public bint disabled        # True while files cannot be written

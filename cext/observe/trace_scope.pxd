@@ -14,6 +14,6 @@ cdef class Sampling:
     cdef public int64_t open         # unfinished traces
     cdef public bint retired         # the scope was replaced; only unfinished traces still use it
     cdef public bint to_file         # there is a file to write to
-    cdef public TraceBlock block     # records of finished traces that the writer's thread has not taken
+    cdef public TraceBlock block     # finished traces that the writer's thread has not taken  # type: TraceBlock | None
     cpdef bint sample(self)
     cpdef bint keep(self, bint slow_or_failed)

@@ -16,11 +16,13 @@ cdef class Sampling:
 
     @property
     def level(self) -> tuple:
+        # type: () -> tuple[str, ...]
         """What is traced: (), or some of "TIMESTAMPS" and "TENSORS"."""
         return self.levels
 
     @level.setter
     def level(self, tuple levels):
+        # type: (tuple[str, ...]) -> tuple[str, ...]
         self.levels = levels
         self.timestamps = "TIMESTAMPS" in levels
         self.with_tensors = "TENSORS" in levels
@@ -39,6 +41,7 @@ cdef class Sampling:
         return True
 
     def take_block(self):
+        # type: () -> TraceBlock | None
         """Removes and returns the scope's block (rule 1)."""
         cdef TraceBlock block = self.block
         self.block = None

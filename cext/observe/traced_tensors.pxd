@@ -2,6 +2,6 @@
 from libc.stdint cimport int64_t
 
 cdef class TracedTensors:
-    cdef readonly list rows          # [(activity, number of a decoupled model's response, TensorCopy)]
+    cdef readonly list rows          # (activity, number of a decoupled model's response, copy)  # type: list[tuple[str, int, TensorCopy]]
     cdef int64_t add(self, str activity, tensors, int response, Py_ssize_t limit, copier) except -1
     cdef dict queued(self)

@@ -51,6 +51,7 @@ cdef class TracedTensors:
         return found
 
     def objects(self, identity):
+        # type: (dict[str, Any]) -> list[tuple[bytes, ...]]
         """The trace file's objects, each as parts of its text; `identity` is what all of them begin with."""
         made = []
         for activity, response, one in self.rows:

@@ -16,9 +16,9 @@ from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, Tensor
 from neptrio.request.infer_request import tensor_at
 from neptrio.errors import Internal, Reason, TritonError
 
-pools = {}  # GPU number -> its DevicePool, while the GPU is open
+pools = {}  # GPU number -> its DevicePool, while the GPU is open  # type: dict[int, Any]
 cdef dict _pools = pools
-places = {}  # name of a registered region on a GPU -> its address; tells whether an output must be copied there
+places = {}  # a registered region on a GPU -> its address: outputs are copied there  # type: dict[str, int]
 cdef dict _places = places
 
 
@@ -53,6 +53,7 @@ cdef bint on_device(InferRequest request):
 
 
 cpdef bint any_on_device(list requests):
+    # type: (list[InferRequest]) -> bool
     """True when an input of any of the requests is in device memory."""
     cdef InferRequest request
     for request in requests:
@@ -62,6 +63,7 @@ cpdef bint any_on_device(list requests):
 
 
 cpdef object fetch_inputs(list requests):
+    # type: (list[InferRequest]) -> None
     """Replaces the requests' inputs that are in device memory by copies on the host (rule 2)."""
     cdef InferRequest request
     for request in requests:
@@ -70,6 +72,7 @@ cpdef object fetch_inputs(list requests):
 
 
 cpdef bint copied_out(Tensor tensor, str region, offset):
+    # type: (..., ..., int) -> bool
     """Whether an output must be copied by the driver to get into a registered region: from the host to one on a GPU, or
     from a GPU, unless it lies there already."""
     base = _places.get(region)
@@ -79,6 +82,7 @@ cpdef bint copied_out(Tensor tensor, str region, offset):
 
 
 def readable(tensors):
+    # type: (Iterable[Tensor]) -> Iterable[Tensor]
     """The tensors on the host, for callers that must not fail: one that cannot be copied is returned as it is."""
     if not in_use():
         return tensors

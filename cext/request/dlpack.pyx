@@ -111,6 +111,7 @@ cdef class Imported:
 
 
 def device_of(capsule) -> tuple:
+    # type: (object) -> tuple[int, int]
     """(device type, device id) of a capsule that was not consumed. Raises InvalidArgument."""
     cdef DLManagedTensor* managed = _managed(capsule)
     return managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id
@@ -123,6 +124,7 @@ cdef DLManagedTensor* _managed(capsule) except NULL:
 
 
 def take(str name not None, capsule):
+    # type: (..., object) -> Tensor
     """A Tensor over the memory of a capsule, which is consumed by this. Raises InvalidArgument."""
     cdef DLManagedTensor* managed = _managed(capsule)
     cdef DLTensor* t = &managed.dl_tensor

@@ -173,6 +173,7 @@ cdef ssize_t write_all(int fd, int64_t offset, const char* data, Py_ssize_t n) n
 
 
 def read(int fd, int64_t offset, Py_ssize_t nbytes, LargeFiles files=None):
+    # type: (..., ..., ..., ...) -> FilePart | None
     """A FilePart with the `nbytes` from `offset` on, which `files` counts; None when the file ends earlier. Raises OSError,
     MemoryError."""
     cdef FilePart part = FilePart.__new__(FilePart)
@@ -191,6 +192,7 @@ def read(int fd, int64_t offset, Py_ssize_t nbytes, LargeFiles files=None):
 
 
 def write(int fd, int64_t offset, data not None):
+    # type: (..., ..., Buffer) -> bool
     """Writes a buffer's bytes at `offset`. Raises OSError."""
     cdef Py_buffer view
     cdef ssize_t done

@@ -122,7 +122,7 @@ cdef class Export:
 cdef class Tensor:
     cdef public str name
     cdef public int dtype
-    cdef public tuple shape            # ints; -1 never appears in a tensor
+    cdef public tuple shape            # ints; -1 never appears in a tensor  # type: tuple[int, ...]
     cdef public object owner           # keeps the memory behind ptr alive
     cdef const char* ptr               # row-major elements; BYTES in its length-prefixed form
     cdef readonly Py_ssize_t nbytes
@@ -139,7 +139,7 @@ cdef class RequestedOutput:
     cdef public str name
     cdef public int binary             # HTTP: 1 binary, 0 JSON, -1 the request's default
     cdef public int64_t class_count    # classification extension, 0 = off
-    cdef public str shm_region         # None: not in shared memory
+    cdef public str shm_region         # None: not in shared memory  # type: str | None
     cdef public int64_t shm_offset
     cdef public int64_t shm_byte_size
     cdef public bint keep_on_device    # its reader takes device memory, so it need not be copied to the host
@@ -166,10 +166,10 @@ cdef class InferRequest:
     cdef public str model_name
     cdef public str model_version      # as the client wrote it, "" = latest
     cdef public str id
-    cdef public dict parameters        # custom parameters, None when there are none
-    cdef public list inputs            # [Tensor]
-    cdef public list outputs           # [RequestedOutput], None = all
-    cdef public object sequence_id     # 0, a positive int or a non-empty str
+    cdef public dict parameters        # custom parameters, None when there are none  # type: dict[str, Any] | None
+    cdef public list inputs            # [Tensor]  # type: list[Tensor]
+    cdef public list outputs           # [RequestedOutput], None = all  # type: list[RequestedOutput] | None
+    cdef public object sequence_id     # 0, a positive int or a non-empty str  # type: int | str
     cdef public bint sequence_start
     cdef public bint sequence_end
     cdef public uint64_t priority
@@ -185,14 +185,14 @@ cdef class InferRequest:
     cdef public object asked           # what its headers say about tracing (observe.propagation), or None
     cdef public object context         # the transport's own record
     cdef public object stream          # the stream it came on if that holds sequences (scheduling.base.SequenceStream)
-    cdef public InferRequest parent    # the ensemble or BLS request that it is a part of
-    cdef public Owner owner            # who sent it, or whose request it is a part of; None = not known
+    cdef public InferRequest parent    # the ensemble or BLS request that it is a part of  # type: InferRequest | None
+    cdef public Owner owner            # who sent it, or whose request it is a part of; None = not known  # type: Owner | None
     cdef bint counted                  # it is one of its owner's open requests
-    cdef public bytes cache_key
+    cdef public bytes cache_key  # type: bytes | None
     cdef public int state              # a RequestState
     cdef public bint cancelled
     cdef public bint still_read        # cancelled by a model that still reads its responses
-    cdef public object on_cancel       # set by whoever executes it; called on the trio thread when it is cancelled
+    cdef public object on_cancel       # set by whoever executes it; called on the trio thread  # type: Callable[[], object] | None
     cdef public bint owed              # its batch is back, but its instance has yet to answer it
     cdef public int release_flags      # the flags with which the model released it: 2 = execute it again
     cdef public bint collect_statistics
@@ -203,9 +203,9 @@ cdef class InferRequest:
     cdef public int64_t input_bytes    # bytes of its inputs while it is counted as accepted
     cdef public bint cache_hit         # answered from the response cache, nothing was executed
     cdef public bint composing         # an ensemble's request: the durations of its steps are added up
-    cdef public object failure         # error of its last response with contents, or None
+    cdef public object failure         # error of its last response with contents, or None  # type: TritonError | None
     cdef int64_t previous_response_ns
-    cdef public object timing          # whether its client wants to know its times (observe.timing), or None
+    cdef public object timing          # whether its client wants to know its times (observe.timing)  # type: bool | dict[str, int] | None
     cdef int64_t steps_queue_ns
     cdef int64_t steps_input_ns
     cdef int64_t steps_infer_ns
@@ -216,9 +216,9 @@ cdef class InferResponse:
     cdef public str model_name
     cdef public str model_version
     cdef public str id
-    cdef public dict parameters
-    cdef public list outputs           # [Tensor]
-    cdef public object error           # TritonError or None
+    cdef public dict parameters  # type: dict[str, Any] | None
+    cdef public list outputs           # [Tensor]  # type: list[Tensor] | None
+    cdef public object error           # TritonError or None  # type: TritonError | None
     cdef public bint null              # a final response of a decoupled model without contents
     cdef public int64_t produced_ns    # when the model produced it; 0 = when it is delivered
 
@@ -227,9 +227,9 @@ cdef class ModelCore:
     cdef public str version
     cdef public str platform
     cdef public int64_t max_batch_size
-    cdef public list input_specs       # [InputSpec] in config order
-    cdef public dict input_index       # name -> InputSpec
-    cdef public set output_names
+    cdef public list input_specs       # [InputSpec] in config order  # type: list[InputSpec]
+    cdef public dict input_index       # name -> InputSpec  # type: dict[str, InputSpec]
+    cdef public set output_names  # type: set[str]
     cdef public int64_t required_inputs
     cdef public bint decoupled
     cdef public bint ready
@@ -238,13 +238,13 @@ cdef class ModelCore:
     cdef public int64_t inflight       # accepted requests without a final response
     cdef public object input_reshapes  # converts clients' shapes of inputs to the backend's, or None
     cdef public bint tells_times       # answers tell their times unless a client does not want that (observe.timing)
-    cdef public object reshape_outputs # a function that converts outputs to clients' shapes, or None
-    cdef public object on_idle         # called when inflight falls to 0, or None
+    cdef public object reshape_outputs # converts outputs to clients' shapes  # type: Callable[[list[Tensor]], list[Tensor]] | None
+    cdef public object on_idle         # called when inflight falls to 0, or None  # type: Callable[[], object] | None
 
 cdef class InputSpec:
     cdef public str name
     cdef public int dtype
-    cdef public tuple dims             # without the batch dimension, -1 = any
+    cdef public tuple dims             # without the batch dimension, -1 = any  # type: tuple[int, ...]
     cdef public bint optional
     cdef public bint ragged
     cdef public int64_t fixed_elements # product of dims, -1 when a dim is variable

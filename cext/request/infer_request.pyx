@@ -79,6 +79,7 @@ cdef class Tensor:
     """
 
     def __init__(self, str name, int dtype, tuple shape, buffer=None, bint writable=False):
+        # type: (..., ..., tuple[int, ...], Buffer | np.ndarray[Any, Any] | None, ...) -> None
         self.name = name
         self.dtype = dtype
         self.shape = shape
@@ -128,10 +129,12 @@ cdef class Tensor:
         return self.ptr[: self.nbytes]
 
     def renamed(self, str name):
+        # type: (...) -> Tensor
         """The same memory under another name (ensemble steps, identity models)."""
         return alias(self, name, self.shape)
 
     def reshaped(self, tuple shape):
+        # type: (tuple[int, ...]) -> Tensor
         """The same memory with another shape, which must have as many elements."""
         return alias(self, self.name, shape)
 
@@ -158,6 +161,7 @@ cdef int export_below(Export export, object view) except -1:
 
 
 cpdef Tensor alias(Tensor tensor, str name, tuple shape):
+    # type: (..., ..., tuple[int, ...]) -> Tensor
     """A tensor over the same memory with another name or shape."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.name = name
@@ -173,6 +177,7 @@ cpdef Tensor alias(Tensor tensor, str name, tuple shape):
 
 def tensor_at(str name, int dtype, tuple shape, size_t address, Py_ssize_t nbytes, owner,
               int memory_kind=0, int64_t memory_id=0):
+    # type: (..., ..., tuple[int, ...], ..., ..., object, ..., ...) -> Tensor
     """A tensor over memory at an address that `owner` keeps alive (shared memory, GPU memory)."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.name = name
@@ -203,6 +208,7 @@ cdef class Responder:
         raise NotImplementedError(f"{type(self).__name__}.respond")
 
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
+        # type: (..., Callable[[], None]) -> bool
         """Flow control for requests with many responses; called after each respond().
 
         True: the client is behind, and callback() will be called once, on the trio thread, when it has caught up or is
@@ -218,6 +224,7 @@ cdef class Owner:
         self.name = name
 
     def too_many(self):
+        # type: () -> Exception
         """The error for a request beyond `most`."""
         raise NotImplementedError(f"{type(self).__name__}.too_many")
 
@@ -247,6 +254,7 @@ cdef class InferRequest:
         return self.timestamps[which]
 
     def input_named(self, str name):
+        # type: (...) -> Tensor | None
         """The input tensor of that name, or None."""
         cdef Tensor t
         for t in self.inputs:
@@ -263,6 +271,7 @@ cdef class InferResponse:
     """One response: outputs, or an error. `null` marks a final response without contents."""
 
     def __init__(self, list outputs=None, error=None, dict parameters=None):
+        # type: (list[Tensor] | None, TritonError | None, dict[str, Any] | None) -> None
         self.outputs = outputs
         self.error = error
         self.parameters = parameters
@@ -272,6 +281,7 @@ cdef class InputSpec:
     """What a model's configuration says about one input."""
 
     def __init__(self, str name, int dtype, tuple dims, bint optional=False, bint ragged=False):
+        # type: (..., ..., tuple[int, ...], ..., ...) -> None
         cdef int64_t n = 1
         self.name = intern(name)  # so are names elsewhere, which makes most comparisons one of addresses
         self.dtype = dtype
@@ -302,6 +312,7 @@ cdef class ModelCore:
         self.output_names = set()
 
     def set_inputs(self, list specs):
+        # type: (list[InputSpec]) -> None
         """Sets the input specs, in the order of the configuration."""
         cdef InputSpec spec
         self.input_specs = specs

@@ -51,6 +51,7 @@ cdef class BodyArea:
         self.slab = Slab(first, size)
 
     def take(self, uint64_t size):
+        # type: (...) -> BodyMemory | None
         """Writable memory of `size` bytes, None when there is no room for it."""
         cdef BodyMemory made
         cdef Block block = block_of(self.slab, size)

@@ -150,7 +150,7 @@ def is_sealed(int fd, size_t size) -> bool:
         return False
 
 
-SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "eventfd")
+SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "eventfd")  # type: bool
 
 
 cdef class Segment:
@@ -229,6 +229,7 @@ cdef class Ring:
         return done > 0
 
     def pop(self):
+        # type: () -> tuple[int, int, int, int, int] | None
         """(kind, size, id, offset, length), or None when it is empty. Raises Broken."""
         cdef Entry entry
         done = ring_peek(&self.end, &entry)

@@ -90,6 +90,7 @@ cdef class Slab:
         return 0
 
     def block(self, uint64_t size):
+        # type: (...) -> Block | None
         """A Block of at least `size` bytes, or None when there is no room for it."""
         return block_of(self, size)
 

@@ -42,7 +42,7 @@ cdef str IDLE = "idle"
 cdef str FLUSH = "flush"
 cdef str WAIT = "wait"
 
-REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, FLUSH)
+REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, FLUSH)  # type: tuple[str, ...]
 
 
 @cython.freelist(256)
@@ -71,6 +71,7 @@ cdef class BatchQueue:
 
     def __init__(self, int64_t max_batch_size, preferred, int64_t delay_ns, list policies,
                  int64_t default_level=1, input_specs=(), shape_tensors=()):
+        # type: (..., Iterable[int], ..., ..., ..., Iterable[InputSpec], Iterable[str]) -> None
         cdef InputSpec spec
         self.max_batch_size = max_batch_size if max_batch_size > 1 else 1
         self.preferred = set(preferred) or {self.max_batch_size}
@@ -263,6 +264,7 @@ cdef class BatchQueue:
         return (<Entry>self.heap[0]).request.deadline_ns if self.heap else 0
 
     def expire(self, int64_t now) -> list:
+        # type: (...) -> list[InferRequest]
         """Applies all timeouts that are due. Requests with action DELAY move to the back of their level; those with
         REJECT are removed and returned, earliest deadline first."""
         cdef list rejected = []
@@ -367,6 +369,7 @@ cdef class BatchQueue:
         return n
 
     cpdef list take(self):
+        # type: () -> list[InferRequest]
         """Removes and returns the requests that the last decide() chose. No request may have come or gone since."""
         cdef list taken = []
         cdef Level level
@@ -385,6 +388,7 @@ cdef class BatchQueue:
         return taken
 
     def requests(self) -> list:
+        # type: () -> list[InferRequest]
         """Every waiting request, in the order in which they would be taken."""
         cdef Level level
         cdef Entry e
@@ -397,6 +401,7 @@ cdef class BatchQueue:
         return found
 
     def sizes(self) -> list:
+        # type: () -> list[int]
         """The number of waiting requests of each level."""
         cdef Level level
         return [level.size for level in self.levels]

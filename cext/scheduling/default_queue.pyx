@@ -17,8 +17,8 @@ cdef class DefaultQueue(RequestQueue):
     so that most of the time nothing is allocated.
     """
 
-    cdef readonly PoolCore pool
-    cdef readonly object loop_pass
+    cdef readonly PoolCore pool   # type: neptrio.execution.instance.InstancePool
+    cdef readonly object loop_pass  # type: LoopPass
     cdef list places
     cdef Py_ssize_t head
     cdef Py_ssize_t tail
@@ -27,6 +27,7 @@ cdef class DefaultQueue(RequestQueue):
     cdef bint dispatching          # dispatch() looks for room itself
 
     def __init__(self, PoolCore pool, loop_pass):
+        # type: (..., LoopPass) -> None
         self.pool = pool
         self.loop_pass = loop_pass
         self.places = []

@@ -86,6 +86,7 @@ cdef class DeviceBuilder:
     cdef dict plans
 
     def __init__(self, list names, list optional, bint batching, int device, host, regions):
+        # type: (list[str], list[bool], ..., ..., ..., ...) -> None
         """`host` is the DeviceInstance, for its plan(), broke() and memory_changed(). `regions(name, offset, size,
         needed, output)` returns (address, owner) of a place in a registered device region, or None."""
         if len(names) > 64:
@@ -99,6 +100,7 @@ cdef class DeviceBuilder:
         self.plans = {}
 
     def use(self, DeviceQueue queue):
+        # type: (DeviceQueue | None) -> None
         """Sets the queue on which batches run; None removes it."""
         self.queue = queue
         self.plans = {}
@@ -130,6 +132,7 @@ cdef class DeviceBuilder:
         return 0
 
     def prepare(self, Batch batch not None, Mailbox mailbox not None):
+        # type: (..., ...) -> DeviceBatch
         """Returns the batch as one that runs on the device. Requests that cannot be executed fail on their own."""
         cdef DeviceBatch made = DeviceBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
         cdef list requests = batch.requests
@@ -400,6 +403,7 @@ cdef class DeviceBuilder:
 
 
 def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:
+    # type: (..., ..., ...) -> list[int]
     """The nanoseconds of each of `rounds` repetitions of a prepared batch's work, without the server around it: the
     kernels and one wait; with `copies` also the transfers. For benchmarks."""
     cdef DeviceWork* w = &batch.c

@@ -436,6 +436,7 @@ cdef class DeviceBatch(Batch):
         free(self.c.addresses)
 
     def times(self) -> tuple:
+        # type: () -> tuple[int, ...]
         """Start, end of input, start of output and end of the execution, in nanoseconds."""
         return tuple(self.c.times)
 
@@ -447,6 +448,7 @@ cdef class DeviceBatch(Batch):
             tensor.ptr = <const char*><uintptr_t>block.address
 
     cpdef object deliver(self):
+        # type: () -> None
         self.compute_start = self.c.times[0]
         self.input_end = self.c.times[1]
         self.output_start = self.c.times[2]

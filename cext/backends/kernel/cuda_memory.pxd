@@ -36,10 +36,10 @@ cdef class DevicePool:
     cdef Memory c
     cdef readonly int ordinal
     cdef readonly int64_t blocks    # how many DeviceBlocks exist
-    cdef public object on_idle      # called when the last of them is gone, or None
+    cdef public object on_idle      # called when the last of them is gone  # type: Callable[[], object] | None
     cdef public double patience     # seconds that close() waits for the device
-    cdef public object post         # post(call) has the device's thread call it
-    cdef public object ask          # ask(call) does so and waits for the result
+    cdef public object post         # has the device's thread call it  # type: Callable[[Callable[[], object]], None] | None
+    cdef public object ask          # does so and waits for the result  # type: Callable[[Callable[[], Any]], Any] | None
     cdef list freed                 # addresses of blocks that are gone, for the device's thread
     cdef list outlived              # page-locked memory of queues that were closed, for free_pinned()
     cdef bint closed
@@ -48,7 +48,7 @@ cdef class DevicePool:
 
 cdef class DeviceBlock:
     cdef DevicePool pool
-    cdef readonly cu.CUdeviceptr address     # 0 until a batch has allocated the memory
+    cdef readonly cu.CUdeviceptr address     # 0 until a batch has allocated the memory  # type: int
     cdef readonly size_t nbytes
 
 cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes)
@@ -60,7 +60,7 @@ cdef class PinnedPool:
     cdef public size_t limit        # lowering it frees nothing
     cdef readonly size_t total
     cdef readonly size_t used
-    cdef public object on_idle      # called when the last block has come back, or None
+    cdef public object on_idle      # called when the last block has come back  # type: Callable[[], object] | None
     cdef dict idle                  # size -> [address] of locked memory
     cdef dict lent                  # address -> address of the Pin, of blocks into which inputs are received
     cdef readonly size_t lent_bytes

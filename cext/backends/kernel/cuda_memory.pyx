@@ -165,6 +165,7 @@ cdef class DevicePool:
                 self.c.broken = r
 
     def fetch(self, uintptr_t address, size_t nbytes):
+        # type: (..., ...) -> Block
         """Copies device memory to the host; returns a Block. Raises Internal with the CUDA error's name."""
         if self.ask is not None and in_trio_run():
             return self.ask(lambda: self._fetch(address, nbytes))
@@ -179,6 +180,7 @@ cdef class DevicePool:
         return block
 
     def store(self, uintptr_t address, source):
+        # type: (..., Buffer) -> None
         """Copies a buffer to device memory. Raises Internal."""
         if self.ask is not None and in_trio_run():
             self.ask(lambda: self._store(address, source))
@@ -212,6 +214,7 @@ cdef class DevicePool:
         check(r, "copying a tensor on the device")
 
     def block(self, size_t nbytes):
+        # type: (...) -> DeviceBlock
         """A DeviceBlock with memory for `nbytes`, not cleared. Not on the trio thread. Raises Internal."""
         cdef DeviceBlock made = new_device_block(self, nbytes)
         cdef cu.CUstreamCaptureMode mode
@@ -360,6 +363,7 @@ cdef class DeviceBlock:
 
     @property
     def device_pool(self):
+        # type: () -> DevicePool
         """The pool it belongs to."""
         return self.pool
 
@@ -426,6 +430,7 @@ cdef class PinnedPool:
         return block
 
     def lend(self, size_t nbytes):
+        # type: (...) -> PinnedBlock | None
         """A writable block into which an input can be received; None when half of the limit is lent, or there is no
         room. It is locked by the device's own thread, meanwhile."""
         cdef PinnedBlock block

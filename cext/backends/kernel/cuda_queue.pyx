@@ -107,6 +107,7 @@ cdef class DeviceQueue:
 
     def __init__(self, DevicePool pool not None, PinnedPool pinned not None, list functions, bint busy_wait,
                  bint use_graphs, owner, double limit=0):
+        # type: (..., ..., list[int], ..., ..., object, ...) -> None
         """`functions` are CUfunction addresses in the order that plans use (0: not used); `owner` keeps context
         and module alive; `limit` is how many seconds an execution may take, 0 for no limit. Raises Internal after
         freeing what was already allocated."""
@@ -158,6 +159,7 @@ cdef class DeviceQueue:
         return r
 
     def usage(self) -> dict:
+        # type: () -> dict[str, int]
         """Bytes held on the device and page-locked on the host; how many graphs were launched, and how many batches
         while an earlier one was under way."""
         return {
@@ -187,6 +189,7 @@ cdef class DeviceQueue:
         self.owner = None
 
     def progress(self) -> tuple:
+        # type: () -> tuple[int, int]
         """(how many batches are under way, when the last one ended)."""
         return self.c.under_way, self.c.finished
 

@@ -31,4 +31,4 @@ def asleep(int64_t waited, int64_t expected) -> bool:
     return slept_through(waited, expected)
 
 
-LONG = int(LONG_NS)
+LONG = int(LONG_NS)  # type: int

@@ -68,7 +68,7 @@ STATUS = {
     GUARD_STATUS + SIGSEGV: "it reached for memory that it does not have (SIGSEGV)",
     GUARD_STATUS + SIGBUS: "it reached for memory that is not there (SIGBUS)",
     GUARD_STATUS + SIGILL: "it came upon an instruction that can't be executed (SIGILL)",
-}
+}  # type: dict[int, str]
 cdef int NO_MEMORY = 4
 
 cdef enum:
@@ -79,6 +79,7 @@ cdef class HostImage:
     """A compiled object, loaded as a private copy, so that its static variables belong to this instance alone."""
 
     def __init__(self, str path, list order, list names):
+        # type: (..., list[str], list[str]) -> None
         """`order` lists the kernels as plans number them; `names` are those with an entry point."""
         cdef Py_ssize_t i
         cdef bytes name
@@ -132,6 +133,7 @@ cdef class KernelBatch(Batch):
         free(self.c.arguments)
 
     def times(self) -> tuple:
+        # type: () -> tuple[int, ...]
         """Start, end of input, start of output and end of the execution, in nanoseconds."""
         return tuple(self.c.times)
 
@@ -147,6 +149,7 @@ cdef class KernelBatch(Batch):
             self.responses[j] = InferResponse(None, error)
 
     cpdef object deliver(self):
+        # type: () -> None
         cdef int i
         cdef Run* run
         cdef bint failed = False
@@ -253,6 +256,7 @@ cdef class KernelBuilder:
     cdef dict plans
 
     def __init__(self, list names, list optional, bint batching, plan):
+        # type: (list[str], list[bool], ..., ...) -> None
         self.names = [intern(name) for name in names]
         self.optional = optional
         self.batching = batching
@@ -260,6 +264,7 @@ cdef class KernelBuilder:
         self.plans = {}
 
     def use(self, HostImage image):
+        # type: (HostImage | None) -> None
         """Sets the object in which batches run; None removes it."""
         self.image = image
 
@@ -304,6 +309,7 @@ cdef class KernelBuilder:
         return plan
 
     def prepare(self, Batch batch not None):
+        # type: (...) -> KernelBatch
         """Returns the batch as one that runs without the GIL. Requests that cannot be executed fail on their own."""
         cdef KernelBatch made = KernelBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
         cdef list requests = batch.requests

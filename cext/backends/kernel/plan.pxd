@@ -47,9 +47,9 @@ cdef struct Plan:
 cdef class KernelPlan:
     cdef Plan c
     cdef readonly int64_t batch
-    cdef readonly list names
-    cdef readonly list dtypes
-    cdef readonly list shapes
+    cdef readonly list names  # type: list[str]
+    cdef readonly list dtypes  # type: list[int]
+    cdef readonly list shapes  # type: list[tuple[int, ...]]
     cdef public double mean_ns          # measured execution time, 0 = not run yet
     cdef public object graphs           # graphs recorded by the GPU code
     cdef int layout(self) except -1

@@ -67,6 +67,7 @@ cdef class KernelPlan:
         free(self.c.arguments)
 
     def set_tensor(self, int slot, str name, int dtype, tuple shape, size_t nbytes, bint zero):
+        # type: (..., ..., ..., tuple[int, ...], ..., ...) -> None
         """Sets the name, datatype, shape and size of a slot's tensor."""
         if not 0 <= slot < self.c.n_slots:
             raise IndexError(slot)
@@ -109,6 +110,7 @@ cdef class KernelPlan:
 
     def add_launch(self, int kernel, tuple grid, tuple block, unsigned int shared, bint cooperative=False,
                    tuple cluster=(0, 0, 0)):
+        # type: (..., tuple[int, ...], tuple[int, ...], ..., ..., tuple[int, ...]) -> None
         """Adds a launch; its arguments are added next. `cluster` is a cluster's size in blocks, zeros for none."""
         cdef KernelLaunch* grown = <KernelLaunch*>realloc(
             self.c.launches, (self.c.n_launches + 1) * sizeof(KernelLaunch))
@@ -155,6 +157,7 @@ cdef class KernelPlan:
         argument.value = bits
 
     def launches_as_text(self) -> list:
+        # type: () -> list[tuple[int, tuple[int, ...], tuple[int, ...], int, int]]
         """Kernel index, grid, block and shared memory of each launch; for tests and statistics."""
         return [
             (self.c.launches[i].kernel, tuple(self.c.launches[i].grid), tuple(self.c.launches[i].block),

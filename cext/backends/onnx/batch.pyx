@@ -91,11 +91,13 @@ cdef class OnnxBatch(Batch):
         self.c.outputs = <int*>at
 
     cpdef object deliver(self):
+        # type: () -> None
         if self.error is None:  # otherwise it was not executed
             self.conclude()
         return Batch.deliver(self)
 
     def times(self) -> tuple:
+        # type: () -> tuple[int, ...]
         """Start, end of input, start of output and end of the execution, in nanoseconds."""
         return tuple(self.c.times)
 
@@ -207,6 +209,7 @@ cdef class OnnxBatch(Batch):
 
 
 def run_failure(error, name):
+    # type: (str, str) -> TritonError
     """The error that clients get when a run fails."""
     from neptrio.backends.onnx.library import tell
 

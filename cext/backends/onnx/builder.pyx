@@ -49,6 +49,7 @@ cdef class OnnxBuilder:
         free(self.memory.at)
 
     def use(self, OnnxSession session, list served, list states):
+        # type: (OnnxSession | None, ..., ...) -> None
         """Sets the session in which batches run; None removes it."""
         cdef list known
         self.session = session
@@ -64,6 +65,7 @@ cdef class OnnxBuilder:
         self.states = tuple([known.index(n) for n in states])
 
     def statistics(self) -> dict:
+        # type: () -> dict[tuple[Any, ...], float]
         """How long executions take: {(shapes..., outputs): mean nanoseconds}, of those that were measured."""
         return {key: timing.mean_ns for key, timing in self.timings.items() if timing.mean_ns}
 
@@ -119,6 +121,7 @@ cdef class OnnxBuilder:
         return mine
 
     def prepare(self, Batch batch not None):
+        # type: (...) -> OnnxBatch
         """Returns the batch as one that runs without the GIL. Requests that cannot be executed fail on their own.
 
         An OnnxBatch is filled in; a batch of another class is replaced by one.

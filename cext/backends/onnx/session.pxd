@@ -9,9 +9,9 @@ cdef class OnnxTensor(Tensor):
 cdef class OnnxSession:
     cdef void* session
     cdef list keep               # the names as bytes
-    cdef readonly tuple inputs        # ValueInfo of each input that every run needs
-    cdef readonly tuple initializers  # ValueInfo of each input with a default
-    cdef readonly tuple outputs       # ValueInfo
+    cdef readonly tuple inputs        # ValueInfo of each input that every run needs  # type: tuple[ValueInfo, ...]
+    cdef readonly tuple initializers  # ValueInfo of each input with a default  # type: tuple[ValueInfo, ...]
+    cdef readonly tuple outputs       # ValueInfo  # type: tuple[ValueInfo, ...]
     cdef list feed_names         # str, inputs before initializers; a Feed's slot is an index
     cdef list output_names
     cdef const char** c_feed_names

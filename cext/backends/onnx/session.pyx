@@ -149,18 +149,22 @@ cdef class OnnxSession:
             ort.release_type(info)
 
     def get_inputs(self):
+        # type: () -> tuple[ValueInfo, ...]
         """The inputs that every request must have."""
         return self.inputs
 
     def get_overridable_initializers(self):
+        # type: () -> tuple[ValueInfo, ...]
         """The inputs that have a default and may be left out."""
         return self.initializers
 
     def get_outputs(self):
+        # type: () -> tuple[ValueInfo, ...]
         """The outputs."""
         return self.outputs
 
     def run(self, list names not None, list tensors not None, ready=None):
+        # type: (list[str], list[Tensor], Callable[[], object] | None) -> list[Tensor]
         """Runs the model; returns the outputs `names` as Tensors, in that order.
 
         Inputs that the model does not have are ignored; `ready()` is called when the inputs are prepared. Raises

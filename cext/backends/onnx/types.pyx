@@ -34,7 +34,7 @@ class ValueInfo:
     def __init__(self, str name, str type, list shape):
         self.name = name
         self.type = type
-        self.shape = shape
+        self.shape = shape  # type: list[int | str]
 
     def __repr__(self):
         return f"ValueInfo({self.name!r}, {self.type!r}, {self.shape})"

@@ -37,7 +37,7 @@ cdef class RingSender:
     cdef Packer packer
     cdef BodyArea bodies
     cdef object host
-    cdef readonly dict batches       # number -> Under, in the order in which they began
+    cdef readonly dict batches       # number -> Under, in the order in which they began  # type: dict[int, Under]
     cdef dict blocks                 # offset -> what the process looks at: Block or Segment, with tensors of bodies
     cdef object work_line            # deque of Parcels for the ring `work`, in order
     cdef object control_line         # and for the ring `control`

@@ -46,14 +46,14 @@ class Layout:
         self.area = area
         self.work = 0
         self.work_entries = WORK_ENTRIES
-        self.control = self.work + ring_bytes(WORK_ENTRIES)
+        self.control = self.work + ring_bytes(WORK_ENTRIES)  # type: int
         self.control_entries = CONTROL_ENTRIES
-        self.done = self.control + ring_bytes(CONTROL_ENTRIES)
+        self.done = self.control + ring_bytes(CONTROL_ENTRIES)  # type: int
         self.done_entries = DONE_ENTRIES
-        self.inputs = (self.done + ring_bytes(DONE_ENTRIES) + 4095) // 4096 * 4096
-        self.bodies = self.inputs + area
-        self.outputs = self.bodies + bodies
-        self.size = self.outputs + area
+        self.inputs = (self.done + ring_bytes(DONE_ENTRIES) + 4095) // 4096 * 4096  # type: int
+        self.bodies = self.inputs + area  # type: int
+        self.outputs = self.bodies + bodies  # type: int
+        self.size = self.outputs + area  # type: int
 
 
 cdef class Under:
@@ -317,6 +317,7 @@ cdef class RingSender:
         self.post(True, LOOK, 0, 0, 0)
 
     def respond(self, uint64_t key, InferResponse response, bint final, bint waits, dict numbers):
+        # type: (..., InferResponse | None, ..., ..., ...) -> None
         """Sends a response of another model. `waits`: the process's main thread does nothing else."""
         cdef Packer packer = self.packer
         cdef Tensor tensor

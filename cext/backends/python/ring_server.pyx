@@ -86,7 +86,7 @@ cdef class ServerEnd(RingSender):
 
     cdef RingEnd answers
     cdef AnswerReader reader
-    cdef readonly dict open          # request id -> InferRequest
+    cdef readonly dict open          # request id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
@@ -456,6 +456,7 @@ cdef class ServerEnd(RingSender):
 
     @property
     def oldest(self):
+        # type: () -> tuple[Batch, int] | None
         """(batch, when it was sent in ns) of the batch that has been under way for longest, or None."""
         cdef Under under
         for under in self.batches.values():

@@ -70,16 +70,19 @@ cdef object _view(Tensor tensor, bint readonly):
 
 
 def writable(Tensor tensor not None):
+    # type: (...) -> np.ndarray[Any, Any]
     """A writable array over the tensor's own memory (string tensors: a new array)."""
     return _view(tensor, False)
 
 
 def readonly(Tensor tensor not None):
+    # type: (...) -> np.ndarray[Any, Any]
     """A read-only array over the tensor's memory (string tensors: a new array)."""
     return _view(tensor, True)
 
 
 def copied(Tensor tensor not None):
+    # type: (...) -> np.ndarray[Any, Any]
     """An array of its own with the tensor's elements."""
     return to_numpy(tensor) if tensor.dtype == 13 else _view(tensor, True).copy()
 
@@ -97,6 +100,7 @@ cdef bint _measuring = False
 
 
 def measure(object answer not None):
+    # type: (Callable[[Callable[[], list[Any]]], object]) -> None
     """Counts the references to what nobody else has: `answer(execute)` takes what execute() returns the way
     that models' responses go, to outputs(). Before the first model runs; until then everything is copied."""
     global _measuring
@@ -131,6 +135,7 @@ cdef bint _exclusive(object array):
 
 
 def take(str name, int dtype, object holder, bint sole):
+    # type: (..., ..., ..., ...) -> Tensor
     """An output tensor over holder._array, copied unless rule 2 allows to take it as it is.
 
     `sole` says that holder itself is referenced by nobody else.
@@ -156,6 +161,7 @@ _UINT8 = np.uint8
 
 
 def outputs(object response, names, bint sole):
+    # type: (..., Collection[str] | None, ...) -> list[Tensor]
     """The output tensors of a model's response that are called for (all when `names` is None).
 
     `sole` says that the caller and those above it have the only references besides that of the list: as many as

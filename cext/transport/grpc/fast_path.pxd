@@ -7,10 +7,10 @@ from neptrio.transport.http2.connection_core cimport Http2Core
 
 cdef class UnaryCore(GrpcStream):
     cdef public Http2Core _connection
-    cdef public object _timer
+    cdef public object _timer  # type: Timer | None
     cdef public object _message        # the complete request message: bytes or a SplitMessage
     cdef public bint _compressed
-    cdef public InferRequest _request  # the request while it executes
+    cdef public InferRequest _request  # the request while it executes  # type: InferRequest | None
     cdef public Py_ssize_t _inflated   # bytes that it holds of the inflate budget
     cdef public Py_ssize_t _kept       # bytes that it holds of the server's budget
     cdef public int64_t _began_ns

@@ -29,7 +29,7 @@ from neptrio.transport.grpc.status import OK_TRAILERS, error_trailers
 cdef enum:
     LARGE_MESSAGE = 64 << 10   # bytes; decoding a larger message is noted for the loop's measurement
 
-CARDINALITY = Code.UNSUPPORTED  # the status for a unary call with 0 or 2 messages is UNIMPLEMENTED
+CARDINALITY = Code.UNSUPPORTED  # the status for a unary call with 0 or 2 messages is UNIMPLEMENTED  # type: Code
 
 
 cdef class UnaryResponder(Responder):
@@ -41,13 +41,14 @@ cdef class UnaryResponder(Responder):
 
 cdef UnaryResponder _responder = UnaryResponder()
 _responder.protocol = GRPC_PROTOCOL
-UNARY_RESPONDER = _responder
+UNARY_RESPONDER = _responder  # type: Responder
 
 
 cdef class UnaryCore(GrpcStream):
     """A ModelInfer call: one request message, one answer."""
 
     def __init__(self, session, int stream_id, headers, Http2Core connection):
+        # type: (Http2Session, ..., neptrio.transport.http2.session.Headers, ...) -> None
         GrpcStream.__init__(self, session, stream_id, headers)
         self.keeps = True
         if connection.forward is None:  # a header policy looks at whole messages

@@ -2,7 +2,7 @@
 from neptrio.transport.http2.stream cimport Stream
 
 cdef class GrpcStream(Stream):
-    cdef public object max_message_bytes
+    cdef public object max_message_bytes  # type: int
     cdef unsigned char[5] prefix
     cdef int prefix_have
     cdef Py_ssize_t want
@@ -13,7 +13,7 @@ cdef class GrpcStream(Stream):
     cdef Py_ssize_t skipping           # bytes still to come of a message that there is no room for
     cdef char* message_at              # NULL for a SplitMessage
     cdef bint undecided                # more bytes will tell whether it can be split
-    cdef public object source_of       # what cext/codec/split_message asks for memory; None: messages are not split
+    cdef public object source_of       # what cext/codec/split_message asks for memory; None: messages are not split  # type: Callable[[str, str], Callable[[int], Any] | None] | None
     cdef bint compressed
     cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1
     cdef bint _allocate(self) except -1

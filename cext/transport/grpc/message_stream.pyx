@@ -26,13 +26,14 @@ cdef list _OK_HEADERS = [
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity, deflate, gzip"),
 ]
-OK_HEADERS = _OK_HEADERS
+OK_HEADERS = _OK_HEADERS  # type: list[tuple[bytes, bytes]]
 
 
 cdef class GrpcStream(Stream):
     """Base of every kind of call the server answers."""
 
     def __init__(self, session, int stream_id, headers, max_message_bytes=0x7FFFFFFF):
+        # type: (Http2Session, ..., neptrio.transport.http2.session.Headers, int) -> None
         self.begin(session, stream_id, headers)
         self.max_message_bytes = max_message_bytes
         self.want = -1
@@ -43,6 +44,7 @@ cdef class GrpcStream(Stream):
         """Called with each whole message: bytes, or a SplitMessage if `source_of` is set."""
 
     def on_no_room(self, error):
+        # type: (TritonError) -> None
         """Called in place of on_message when the server has no room for the message (TritonError)."""
         self.refuse(error.code.grpc.value, str(error))
 

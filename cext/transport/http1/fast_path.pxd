@@ -20,18 +20,18 @@ cdef class ExchangeCore(Responder):
 cdef class FastPathExchange(ExchangeCore):
     cdef InferRequest request        # the request while it executes
     cdef bint binary_default
-    cdef public object encoding      # a CancelScope while a worker prints the answer
+    cdef public object encoding      # a CancelScope while a worker prints the answer  # type: trio.CancelScope | None
     cpdef encoded(self, InferRequest request, tuple encoded)
     cdef list extra_headers(self, InferRequest request)
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
 cdef class Http1FastPath(RequestHead):
     cdef readonly object wire        # transport.wire.Wire
-    cdef readonly object sock
+    cdef readonly object sock  # type: socket.socket
     cdef object secure               # transport.secure_socket.SecureSocket; None: there is no TLS
     cdef readonly SocketWriterCore writer
     cdef readonly LoopPassCore loop_pass
-    cdef readonly object services
+    cdef readonly object services  # type: Services
     cdef HeldCore budget             # in fact a service.held_bytes.HeldBytes
     cdef Py_ssize_t told             # bytes of answers that wait, as the budget was last told; 0 for few
     cdef int fd
@@ -40,7 +40,7 @@ cdef class Http1FastPath(RequestHead):
     cdef LargeFiles large_files      # whether requests may name large parts of shared memory
     cdef KnownHead known_head        # the last head, if the one before was the same
     cdef uint64_t head_seen          # the hash of the last head that is not known
-    cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
+    cdef public bytes known_host     # the last Host that was accepted; most clients always send the same  # type: bytes | None
     cdef public bint asks_who        # requests must say who sends them (service.tokens)
     cdef bytes known_token           # the last Authorization header that was accepted, None: no such header
     cdef str known_model             # for this model
@@ -51,20 +51,20 @@ cdef class Http1FastPath(RequestHead):
     cdef public bint closing
     cdef public bint draining        # the next answer is the last
     cdef public bint ended           # the peer has closed its sending side
-    cdef public object exchanges     # deque, oldest first
+    cdef public object exchanges     # deque, oldest first  # type: deque[ExchangeCore]
     cdef public list ready           # bytes to be sent at the next flush
     cdef public Py_ssize_t held      # bytes of the exchanges' bodies
     cdef public int64_t max_body
     cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests
     cdef readonly int64_t passed     # how many of these bypassed the parser
-    cdef readonly bytes parted       # the head of a plain request and what has come of its body, or None (rule 6)
+    cdef readonly bytes parted       # the head of a plain request and what has come of its body (rule 6)  # type: bytes | None
     cdef bint lacks                  # pass_by() has ended at such a request
     cdef public Py_ssize_t body_received  # bytes of the message under way
-    cdef public bytes later          # bytes received that are parsed when there is room, or None
+    cdef public bytes later          # bytes received that are parsed when there is room, or None  # type: bytes | None
     cdef public object direct        # the buffer of a body that is received without the parser
-    cdef public object room          # Event for whoever waits for room, or None
-    cdef public object idle          # Event for whoever waits for the last answer, or None
+    cdef public object room          # Event for whoever waits for room, or None  # type: trio.Event | None
+    cdef public object idle          # Event for whoever waits for the last answer, or None  # type: trio.Event | None
     cpdef advance(self)
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1

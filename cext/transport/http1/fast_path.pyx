@@ -106,6 +106,7 @@ cdef class ExchangeCore(Responder):
         self.protocol = HTTP_PROTOCOL
 
     def disconnect(self, services):
+        # type: (Services) -> None
         """The peer is gone: cancels the request."""
         raise NotImplementedError(f"{type(self).__name__}.disconnect")
 
@@ -114,6 +115,7 @@ cdef class FastPathExchange(ExchangeCore):
     """An exchange of a request that took the fast path."""
 
     def disconnect(self, services):
+        # type: (Services) -> None
         if self.encoding is not None:
             self.encoding.cancel()
         elif self.request is not None and not self.complete:
@@ -147,6 +149,7 @@ cdef class FastPathExchange(ExchangeCore):
                 self.encoded(request, encoded)
 
     cpdef encoded(self, InferRequest request, tuple encoded):
+        # type: (..., tuple[bytes, list[Any] | None, int]) -> None
         """The answer has been printed."""
         cdef bytes head
         cdef list blobs
@@ -208,6 +211,7 @@ cdef class FastPathExchange(ExchangeCore):
         return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
 
     def refuse(self, error, InferRequest request=None):
+        # type: (TritonError, ...) -> None
         """Answers with an error."""
         headers = self.extra_headers(request) if request is not None else ()
         self.request = None
@@ -220,6 +224,7 @@ cdef class Http1FastPath(RequestHead):
     """The part of a connection through which every request passes."""
 
     def __init__(self, wire, services):
+        # type: (..., Services) -> None
         self.wire = wire
         self.sock = wire.sock
         self.fd = wire.sock.fileno()
@@ -287,6 +292,7 @@ cdef class Http1FastPath(RequestHead):
     # ------------------------------------------------------------ input
 
     def take(self):
+        # type: () -> bool
         """Reads once from the socket; returns False when reading must pause or is over."""
         cdef bint go_on = self.take_some()
         if self.secure is not None:

@@ -33,6 +33,7 @@ cdef class BodyStream(Stream):
         """Called when the body is larger than `limit`."""
 
     def on_no_room(self, error):
+        # type: (TritonError) -> None
         """Called when the server has no room for the body (TritonError)."""
 
     # ------------------------------------------------------------ incoming
@@ -91,6 +92,7 @@ cdef class BodyStream(Stream):
         return 0
 
     cpdef object body(self):
+        # type: () -> bytes | bytearray
         """The body that has come: bytes, or a bytearray of its own. It counts as served from now on."""
         cdef object message = self.message
         cdef Py_ssize_t n = self.have

@@ -9,15 +9,15 @@ from neptrio.transport.http2.stream cimport Account, Totals
 
 cdef class Http2Core:
     cdef readonly object wire          # transport.wire.Wire
-    cdef readonly object sock
+    cdef readonly object sock  # type: socket.socket
     cdef object secure                 # transport.secure_socket.SecureSocket; None: there is no TLS
-    cdef readonly object services
+    cdef readonly object services  # type: Services
     cdef int fd
-    cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)
+    cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)  # type: Http2Session
     cdef Account account               # the session's, once something was received
     cdef readonly SocketWriterCore writer
     cdef public object forward         # the header policy if it reads each message's metadata, else None
-    cdef public object compression     # level for replies: "none", "low", ...
+    cdef public object compression     # level for replies: "none", "low", ...  # type: str
     cdef public object parked          # deque of complete calls that wait until the client has read enough
     cdef readonly LoopPassCore loop_pass
     cdef Admission admission

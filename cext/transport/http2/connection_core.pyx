@@ -30,6 +30,7 @@ cdef class Http2Core:
     """The part of a connection through which all bytes pass."""
 
     def __init__(self, wire, services):
+        # type: (..., Services) -> None
         self.wire = wire
         self.sock = wire.sock
         self.fd = wire.sock.fileno()
@@ -47,6 +48,7 @@ cdef class Http2Core:
         self.received_at = now_ns()
 
     def take(self):
+        # type: () -> bool
         """Receives what the socket has, within bounds; returns False when nothing more is to be read.
 
         It looks again at once only in the middle of a large message, and only after a call that got all it asked for:
@@ -109,6 +111,7 @@ cdef class Http2Core:
         return n
 
     cpdef feed(self, data):
+        # type: (Buffer) -> None
         """Passes bytes from the peer to the session."""
         session = self.session
         self.received_at = now_ns()
@@ -141,6 +144,7 @@ cdef class Http2Core:
         return account.out_bytes + self.unsent() > HELD
 
     cpdef object unread(self):
+        # type: () -> TritonError | None
         """The error to send instead of an answer, None if there is room for the answer. There is none when all clients
         together leave too many bytes unread, and this one leaves more than a connection may hold."""
         cdef Account account

@@ -64,6 +64,7 @@ cdef class HeaderBlock:
         return FINE if te else TE
 
     def plain_rest(self):
+        # type: () -> tuple[bytes, int, int] | None
         """(host, Content-Length, Inference-Header-Content-Length or -1) of a REST request in the form that nearly all clients
         send; None for any other.
 
@@ -125,6 +126,7 @@ cdef class HeaderBlock:
         free(self.values)
 
     def __call__(self) -> list:
+        # type: () -> list[tuple[bytes, bytes]]
         """The headers as [(name, value)], pseudo-headers included."""
         cdef int i
         cdef nghttp2_vec a, b
@@ -136,6 +138,7 @@ cdef class HeaderBlock:
         return found
 
     def get(self, bytes name not None):
+        # type: (...) -> bytes | None
         """The value of the first header of that name, or None."""
         cdef int i
         cdef nghttp2_vec a, b

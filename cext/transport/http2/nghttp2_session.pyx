@@ -76,11 +76,11 @@ cdef class Session:
     cdef nghttp2_session* session
     cdef object open_stream
     cdef readonly Account account
-    cdef readonly object nuisance
+    cdef readonly object nuisance  # type: Nuisance
     cdef readonly Py_ssize_t pings_acked
-    cdef readonly dict streams
+    cdef readonly dict streams  # type: dict[int, Stream]
     cdef readonly bint dead
-    cdef readonly str failure
+    cdef readonly str failure  # type: str | None
     cdef readonly bint draining
     cdef Output out
     cdef Collected headers         # the headers being received
@@ -105,6 +105,7 @@ cdef class Session:
         self.headers.bomb = HEADER_BOMB
 
     def __init__(self, open_stream, nuisance=None, *, limits=GRPC, Totals totals=None):
+        # type: (OpenStream, Nuisance | None, SessionLimits, ...) -> None
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
@@ -155,6 +156,7 @@ cdef class Session:
     # ------------------------------------------------------------ input
 
     def receive(self, data not None, int64_t now_ns=0):
+        # type: (Buffer, ...) -> None
         """Passes bytes (any buffer) from the peer to the library. A protocol error makes the session `dead`."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)

@@ -14,7 +14,7 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef readonly Py_ssize_t served_bytes # bytes of request messages whose calls are not answered
-    cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked
+    cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked  # type: HeldBytes | None
     cdef Stream filling            # the stream whose large message the next bytes belong to, None: not known
     cdef Py_ssize_t frame_size         # bytes of the current DATA frame, 0: it is no plain one
     cdef Py_ssize_t frame_left         # how many of them are still to come
@@ -25,9 +25,9 @@ cdef class Account:                    # the bytes that one connection's streams
     cpdef int hold(self, Py_ssize_t n) except -1
 
 cdef class Stream:
-    cdef readonly object session
+    cdef readonly object session  # type: Http2Session
     cdef readonly int stream_id
-    cdef public object headers         # a callable that returns [(name, value)], with .get(name) (bytes)
+    cdef public object headers         # a callable that returns [(name, value)], with .get(name) (bytes)  # type: Headers
     cdef readonly Account account
     # incoming
     cdef object message                # what is being received: bytes, or a SplitMessage
@@ -43,8 +43,8 @@ cdef class Stream:
     cdef readonly Py_ssize_t out_bytes # bytes waiting in the outbox
     cdef Py_ssize_t moved              # bytes that left it since stalled() looked
     cdef int64_t seen_ns               # when stalled() first saw that something waits, 0: it did not
-    cdef public list reply_headers     # None: the usual ones
-    cdef public list trailers          # None until the reply is complete; [] for none
+    cdef public list reply_headers     # None: the usual ones  # type: list[tuple[bytes, bytes]] | None
+    cdef public list trailers          # None until the reply is complete; [] for none  # type: list[tuple[bytes, bytes]] | None
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
     cdef int begin(self, session, int stream_id, headers) except -1

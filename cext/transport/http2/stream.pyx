@@ -69,6 +69,7 @@ cdef class Stream:
     """Base of whatever a stream of a connection may be."""
 
     def __init__(self, session, int stream_id, headers):
+        # type: (Http2Session, ..., Headers) -> None
         self.begin(session, stream_id, headers)
 
     cdef int begin(self, session, int stream_id, headers) except -1:
@@ -89,10 +90,12 @@ cdef class Stream:
         """Called when the outbox has become empty."""
 
     cpdef list head(self):
+        # type: () -> list[tuple[bytes, bytes]]
         """The headers of an answer with a body."""
         return self.reply_headers
 
     cpdef list whole_head(self):
+        # type: () -> list[tuple[bytes, bytes]] | None
         """The headers of an answer without a body; None if head() and the trailers must be sent apart."""
         return None
 
@@ -117,6 +120,7 @@ cdef class Stream:
         return 0
 
     def receive(self, data not None):
+        # type: (Buffer) -> None
         """feed() for sessions written in Python. `data` is any buffer of bytes."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -183,6 +187,7 @@ cdef class Stream:
     # ------------------------------------------------------------ outgoing
 
     def send_headers(self, list headers):
+        # type: (list[tuple[bytes, bytes]]) -> None
         """Sets reply headers other than the usual ones; before the first buffer."""
         self.reply_headers = headers
 
@@ -208,6 +213,7 @@ cdef class Stream:
         self.session.output_ready(self)
 
     def reply(self, list segments, list trailers):
+        # type: (..., list[tuple[bytes, bytes]]) -> None
         """Queues the whole answer: its buffers and the trailers, [] for none."""
         if self.ended or self.trailers is not None:
             return
@@ -216,6 +222,7 @@ cdef class Stream:
         self.session.output_ready(self)
 
     def finish(self, list trailers):
+        # type: (list[tuple[bytes, bytes]]) -> None
         """Ends the reply once everything queued has been sent."""
         if self.ended or self.trailers is not None:
             return
@@ -229,6 +236,7 @@ cdef class Stream:
         return 0
 
     def take(self, Py_ssize_t limit):
+        # type: (...) -> list[Any]
         """Removes up to `limit` bytes from the outbox as a list of buffers (sessions in Python)."""
         cdef list taken = []
         cdef Py_ssize_t n

@@ -3,16 +3,16 @@ from libc.stdint cimport int64_t
 
 cdef class RequestHead:
     cdef public bytes url
-    cdef public list headers               # [(name, value)]
-    cdef public bytes header_length        # Inference-Header-Content-Length
-    cdef public bytes content_encoding
-    cdef public bytes accept_encoding
-    cdef public bytes expect
-    cdef public bytes host
+    cdef public list headers               # [(name, value)]  # type: list[tuple[bytes, bytes]]
+    cdef public bytes header_length        # Inference-Header-Content-Length  # type: bytes | None
+    cdef public bytes content_encoding  # type: bytes | None
+    cdef public bytes accept_encoding  # type: bytes | None
+    cdef public bytes expect  # type: bytes | None
+    cdef public bytes host  # type: bytes | None
     cdef public int hosts                  # how many Host headers there were
-    cdef public bytes origin               # Origin and Sec-Fetch-Site, which requests of web pages have
-    cdef public bytes fetch_site
-    cdef public bytes timing               # Neptrio-Timing
+    cdef public bytes origin               # Origin and Sec-Fetch-Site, which requests of web pages have  # type: bytes | None
+    cdef public bytes fetch_site  # type: bytes | None
+    cdef public bytes timing               # Neptrio-Timing  # type: bytes | None
     cdef public bint in_message            # a message has begun and is not complete
     cdef public bint head_complete
     cdef public bint chunked

@@ -16,7 +16,7 @@ cdef class RestStream(BodyStream):
     cdef readonly RestHttp2Core connection
     cdef public object exchange        # of a request that is not plain
     cdef InferRequest request          # the plain request while it executes
-    cdef public object encoding        # a CancelScope while a worker prints the answer
+    cdef public object encoding        # a CancelScope while a worker prints the answer  # type: trio.CancelScope | None
     cdef tuple route                   # (model, version) of a plain request, else None
     cdef Py_ssize_t header_length
     cdef readonly int64_t began_ns     # when the request's head came

@@ -76,6 +76,7 @@ cdef class RestHttp2Core(Http2Core):
         return True
 
     def open_stream(self, session, int stream_id, bytes path, headers):
+        # type: (Http2Session, ..., ..., neptrio.transport.http2.session.Headers) -> RestStream
         """The stream of a new request."""
         cdef RestStream stream = RestStream.__new__(RestStream)
         cdef tuple plain, route
@@ -106,6 +107,7 @@ cdef class RestStream(BodyStream):
     # ------------------------------------------------------------ what the connection asks
 
     def requests(self):
+        # type: () -> tuple[InferRequest, ...]
         """The requests that are not answered yet."""
         if self.request is not None:
             return (self.request,)
@@ -237,6 +239,7 @@ cdef class RestStream(BodyStream):
         return 0
 
     cpdef encoded(self, InferRequest request, tuple encoded):
+        # type: (..., tuple[bytes, list[Any] | None, int]) -> None
         """The answer has been printed."""
         cdef bytes head = encoded[0]
         cdef list blobs = encoded[1]
@@ -266,6 +269,7 @@ cdef class RestStream(BodyStream):
         return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
 
     def refuse(self, error, InferRequest request=None):
+        # type: (TritonError, ...) -> None
         """Answers a plain request with an error."""
         headers = self.extra_headers(request) if request is not None else ()
         self.served(self.serving)

@@ -1,5 +1,4 @@
-# The types of cext/backends/accumulate.pyx, which says what everything does.
-
+# The types of cext/backends/accumulate.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import Tensor
 

@@ -1,1 +1,3 @@
+# The types of cext/codec/base64_text.pyx, which says what everything does; written by tools/make_stubs.py.
+
 def decode_base64(text: str) -> bytes: ...

@@ -1,5 +1,4 @@
-# The types of cext/codec/json_request.pyx, which says what everything does.
-
+# The types of cext/codec/json_request.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,4 @@
-# The types of cext/codec/json_response.pyx, which says what everything does.
-
+# The types of cext/codec/json_response.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.codec.json_reader import Stop
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 

@@ -1,7 +1,6 @@
-# The types of cext/codec/outputs.pyx, which says what everything does.
-
+# The types of cext/codec/outputs.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.codec.shared_memory import WithSharedMemory
 from neptrio.request.infer_request import InferRequest, InferResponse
 
-def selects_slowly(request: InferRequest, response: InferResponse) -> bool: ...
 def select(request: InferRequest, response: InferResponse, services: WithSharedMemory) -> None: ...
+def selects_slowly(request: InferRequest, response: InferResponse) -> bool: ...

@@ -1,5 +1,4 @@
-# The types of cext/codec/proto_response.pyx, which says what everything does.
-
+# The types of cext/codec/proto_response.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from neptrio.request.infer_request import InferResponse

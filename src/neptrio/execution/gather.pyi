@@ -1,5 +1,4 @@
-# The types of cext/execution/gather.pyx, which says what everything does.
-
+# The types of cext/execution/gather.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.request.infer_request import InferRequest, Tensor
 
 def gather(requests: list[InferRequest], name: str, ragged: bool = False) -> Tensor | None: ...

@@ -1,4 +1,4 @@
-# The types of cext/execution/inline_policy.pyx, which says what everything does.
+# The types of cext/execution/inline_policy.pyx, which says what everything does; written by tools/make_stubs.py.
 
 LIMIT: float
 

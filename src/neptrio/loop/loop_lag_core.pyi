@@ -1,5 +1,4 @@
-# The types of cext/loop/loop_lag_core.pyx, which says what everything does.
-
+# The types of cext/loop/loop_lag_core.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,24 +6,19 @@ BOUNDS_NS: tuple[int, ...]
 
 class LoopLagCore:
     warning_ns: int
-    source: Any
     @property
     def count(self) -> int: ...
     @property
     def sum_ns(self) -> int: ...
     @property
     def max_ns(self) -> int: ...
+    source: Any
     def woke(self) -> None: ...
     def waits(self) -> None: ...
     def note(self, kind: str, model: str, nbytes: int, begun_ns: int = 0) -> None: ...
     def step_begins(self, task: Any) -> None: ...
     def step_ends(self, task: Any) -> None: ...
     def late(
-        self,
-        now: int,
-        taken: int,
-        notes: list[tuple[int, str, str, Any, int]],
-        task: Any,
-        task_ns: int,
+        self, now: int, taken: int, notes: list[tuple[int, str, str, Any, int]], task: Any, task_ns: int
     ) -> None: ...
     def cumulative(self, bounds: Iterable[int]) -> list[int]: ...

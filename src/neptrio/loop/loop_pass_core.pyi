@@ -1,5 +1,4 @@
-# The types of cext/loop/loop_pass_core.pyx, which says what everything does.
-
+# The types of cext/loop/loop_pass_core.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 class LoopPassCore:

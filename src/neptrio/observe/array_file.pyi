@@ -1,5 +1,4 @@
-# The types of cext/observe/array_file.pyx, which says what everything does.
-
+# The types of cext/observe/array_file.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.observe.trace_block import TraceBlock
 
 class ArrayFile:

@@ -1,1 +1,2 @@
-# The types of cext/observe/file_sink.pyx, which says what everything does.
+# The types of cext/observe/file_sink.pyx, which says what everything does; written by tools/make_stubs.py.
+

@@ -1,5 +1,4 @@
-# The types of cext/observe/histogram.pyx, which says what everything does.
-
+# The types of cext/observe/histogram.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Iterable, Sequence
 
 RELATIVE_ERROR: float

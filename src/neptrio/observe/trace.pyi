@@ -1,5 +1,4 @@
-# The types of cext/observe/trace.pyx, which says what everything does.
-
+# The types of cext/observe/trace.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable, Iterable
 from typing import Any
 

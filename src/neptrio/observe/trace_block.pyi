@@ -1,4 +1,4 @@
-# The types of cext/observe/trace_block.pyx, which says what everything does.
+# The types of cext/observe/trace_block.pyx, which says what everything does; written by tools/make_stubs.py.
 
 TEXTS: tuple[bytes, ...]
 

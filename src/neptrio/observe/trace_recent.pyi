@@ -1,5 +1,4 @@
-# The types of cext/observe/trace_recent.pyx, which says what everything does.
-
+# The types of cext/observe/trace_recent.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Iterator
 
 RECENT: int

@@ -1,13 +1,13 @@
-# The types of cext/request/dlpack.pyx, which says what everything does.
-
+# The types of cext/request/dlpack.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from neptrio.request.infer_request import Tensor
 
 CUDA: int
 
+def export(tensor: Tensor) -> Any: ...
+
 class Imported: ...
 
-def export(tensor: Tensor) -> Any: ...
 def device_of(capsule: object) -> tuple[int, int]: ...
 def take(name: str, capsule: object) -> Tensor: ...

@@ -1,5 +1,4 @@
-# The types of cext/request/infer_request.pyx, which says what everything does.
-
+# The types of cext/request/infer_request.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -59,6 +58,9 @@ class Protocol(IntEnum):
     HTTP_PROTOCOL = 1
     GRPC_PROTOCOL = 2
 
+def monotonic_ns() -> int: ...
+def jump_clock(ns: int) -> int: ...
+
 class Export: ...
 
 class Tensor:
@@ -70,7 +72,6 @@ class Tensor:
     def nbytes(self) -> int: ...
     memory_kind: int
     memory_id: int
-    def __buffer__(self, flags: int, /) -> memoryview: ...
     def __init__(
         self,
         name: str,
@@ -79,12 +80,25 @@ class Tensor:
         buffer: Buffer | np.ndarray[Any, Any] | None = None,
         writable: bool = False,
     ) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
     def count(self) -> int: ...
     @property
     def address(self) -> int: ...
     def tobytes(self) -> bytes: ...
     def renamed(self, name: str) -> Tensor: ...
     def reshaped(self, shape: tuple[int, ...]) -> Tensor: ...
+
+def alias(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Tensor: ...
+def tensor_at(
+    name: str,
+    dtype: int,
+    shape: tuple[int, ...],
+    address: int,
+    nbytes: int,
+    owner: object,
+    memory_kind: int = 0,
+    memory_id: int = 0,
+) -> Tensor: ...
 
 class RequestedOutput:
     name: str
@@ -106,7 +120,6 @@ class Owner:
     open: int
     most: int
     generation: int
-
     def __init__(self, name: str) -> None: ...
     def too_many(self) -> Exception: ...
 
@@ -131,7 +144,6 @@ class InferRequest:
     batch: Any
     trace: Any
     asked: Any
-    timing: bool | dict[str, int] | None
     context: Any
     stream: Any
     parent: InferRequest | None
@@ -151,6 +163,7 @@ class InferRequest:
     cache_hit: bool
     composing: bool
     failure: TritonError | None
+    timing: bool | dict[str, int] | None
     def stamp(self, which: int, ns: int = 0) -> None: ...
     def timestamp(self, which: int) -> int: ...
     def input_named(self, name: str) -> Tensor | None: ...
@@ -169,6 +182,17 @@ class InferResponse:
         outputs: list[Tensor] | None = None,
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
+    ) -> None: ...
+
+class InputSpec:
+    name: str
+    dtype: int
+    dims: tuple[int, ...]
+    optional: bool
+    ragged: bool
+    fixed_elements: int
+    def __init__(
+        self, name: str, dtype: int, dims: tuple[int, ...], optional: bool = False, ragged: bool = False
     ) -> None: ...
 
 class ModelCore:
@@ -191,29 +215,4 @@ class ModelCore:
     on_idle: Callable[[], object] | None
     def __init__(self, name: str, version: str) -> None: ...
     def set_inputs(self, specs: list[InputSpec]) -> None: ...
-    def body_source(self) -> Any: ...
-
-class InputSpec:
-    name: str
-    dtype: int
-    dims: tuple[int, ...]
-    optional: bool
-    ragged: bool
-    fixed_elements: int
-    def __init__(
-        self, name: str, dtype: int, dims: tuple[int, ...], optional: bool = False, ragged: bool = False
-    ) -> None: ...
-
-def monotonic_ns() -> int: ...
-def jump_clock(ns: int) -> int: ...
-def alias(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Tensor: ...
-def tensor_at(
-    name: str,
-    dtype: int,
-    shape: tuple[int, ...],
-    address: int,
-    nbytes: int,
-    owner: object,
-    memory_kind: int = 0,
-    memory_id: int = 0,
-) -> Tensor: ...
+    def body_source(self) -> None: ...

@@ -1,5 +1,4 @@
-# The types of cext/request/own_copy.pyx, which says what everything does.
-
+# The types of cext/request/own_copy.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
 

@@ -1,5 +1,4 @@
-# The types of cext/request/validate.pyx, which says what everything does.
-
+# The types of cext/request/validate.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.request.infer_request import InferRequest, ModelCore
 
 def validate(r: InferRequest, m: ModelCore) -> None: ...

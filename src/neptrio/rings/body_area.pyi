@@ -1,5 +1,4 @@
-# The types of cext/rings/body_area.pyx, which says what everything does.
-
+# The types of cext/rings/body_area.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.rings.ring import Segment
 
 class BodyArea:
@@ -9,4 +8,5 @@ class BodyArea:
     def used(self) -> int: ...
 
 class BodyMemory:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...

@@ -1,5 +1,4 @@
-# The types of cext/scheduling/batch_queue.pyx, which says what everything does.
-
+# The types of cext/scheduling/batch_queue.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,8 +53,8 @@ class BatchQueue:
         delay_ns: int,
         policies: list[Any],
         default_level: int = 1,
-        input_specs: Iterable[InputSpec] = ...,
-        shape_tensors: Iterable[str] = ...,
+        input_specs: Iterable[InputSpec] = (),
+        shape_tensors: Iterable[str] = (),
     ) -> None: ...
     def push(self, request: InferRequest) -> bool: ...
     def remove(self, request: InferRequest) -> bool: ...

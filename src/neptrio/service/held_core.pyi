@@ -1,4 +1,4 @@
-# The types of cext/service/held_core.pyx, which says what everything does.
+# The types of cext/service/held_core.pyx, which says what everything does; written by tools/make_stubs.py.
 
 class HeldCore:
     full: bool

@@ -1,3 +1,3 @@
-# The types of cext/backends/kernel/cuda_error.pyx, which says what everything does.
+# The types of cext/backends/kernel/cuda_error.pyx, which says what everything does; written by tools/make_stubs.py.
 
 def error_name(code: int) -> str: ...

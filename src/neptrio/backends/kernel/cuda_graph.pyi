@@ -1,2 +1,2 @@
-# The types of cext/backends/kernel/cuda_graph.pyx, which says what everything does.
+# The types of cext/backends/kernel/cuda_graph.pyx, which says what everything does; written by tools/make_stubs.py.
 

@@ -1,4 +1,4 @@
-# The types of cext/backends/kernel/expected_end.pyx, which says what everything does.
+# The types of cext/backends/kernel/expected_end.pyx, which says what everything does; written by tools/make_stubs.py.
 
 LONG: int
 

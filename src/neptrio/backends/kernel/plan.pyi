@@ -1,6 +1,11 @@
-# The types of cext/backends/kernel/plan.pyx, which says what everything does.
-
+# The types of cext/backends/kernel/plan.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
+
+class Block:
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
 
 class KernelPlan:
     @property
@@ -31,9 +36,3 @@ class KernelPlan:
     def add_tensor_argument(self, slot: int) -> None: ...
     def add_scalar_argument(self, value: bytes) -> None: ...
     def launches_as_text(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...], int, int]]: ...
-
-class Block:
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def address(self) -> int: ...

@@ -1,8 +1,9 @@
-# The types of cext/backends/onnx/api.pyx, which says what everything does.
-
+# The types of cext/backends/onnx/api.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 class OrtError(Exception):
+    code: int
+    said: str
     def __init__(self, code: int, said: str) -> None: ...
 
 class Unusable(Exception): ...

@@ -1,5 +1,4 @@
-# The types of cext/backends/onnx/builder.pyx, which says what everything does.
-
+# The types of cext/backends/onnx/builder.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from neptrio.backends.onnx.batch import OnnxBatch

@@ -1,5 +1,4 @@
-# The types of cext/backends/onnx/session.pyx, which says what everything does.
-
+# The types of cext/backends/onnx/session.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable
 from typing import Any
 

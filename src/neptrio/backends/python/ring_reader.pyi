@@ -1,5 +1,4 @@
-# The types of cext/backends/python/ring_reader.pyx, which says what everything does.
-
+# The types of cext/backends/python/ring_reader.pyx, which says what everything does; written by tools/make_stubs.py.
 from neptrio.rings.message import MessageReader
 from neptrio.rings.ring import Segment
 

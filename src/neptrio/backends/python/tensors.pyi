@@ -1,5 +1,4 @@
-# The types of cext/backends/python/tensors.pyx, which says what everything does.
-
+# The types of cext/backends/python/tensors.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -7,7 +6,8 @@ import numpy as np
 
 from neptrio.request.infer_request import Tensor
 
-class InputView: ...
+class InputView:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def private(tensor: Tensor) -> bool: ...
 def writable(tensor: Tensor) -> np.ndarray[Any, Any]: ...

@@ -1,5 +1,4 @@
-# The types of cext/transport/grpc/fast_path.pyx, which says what everything does.
-
+# The types of cext/transport/grpc/fast_path.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from neptrio.errors import Code
@@ -11,6 +10,9 @@ from neptrio.transport.http2.session import Headers, Http2Session
 
 CARDINALITY: Code
 UNARY_RESPONDER: Responder
+
+class UnaryResponder(Responder):
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
 
 class UnaryCore(GrpcStream):
     _connection: Http2Core
@@ -27,6 +29,3 @@ class UnaryCore(GrpcStream):
     def on_message(self, message: Any, compressed: bool) -> None: ...
     def on_half_close(self) -> None: ...
     def start(self) -> None: ...
-
-class UnaryResponder(Responder):
-    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...

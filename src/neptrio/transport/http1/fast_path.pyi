@@ -1,5 +1,4 @@
-# The types of cext/transport/http1/fast_path.pyx, which says what everything does.
-
+# The types of cext/transport/http1/fast_path.pyx, which says what everything does; written by tools/make_stubs.py.
 import socket
 from collections import deque
 from typing import Any
@@ -26,9 +25,9 @@ class ExchangeCore(Responder):
 
 class FastPathExchange(ExchangeCore):
     encoding: trio.CancelScope | None
-    def encoded(self, request: InferRequest, encoded: tuple[bytes, list[Any] | None, int]) -> None: ...
     def disconnect(self, services: Services) -> None: ...
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
+    def encoded(self, request: InferRequest, encoded: tuple[bytes, list[Any] | None, int]) -> None: ...
     def refuse(self, error: TritonError, request: InferRequest | None = None) -> None: ...
 
 class Http1FastPath(RequestHead):
@@ -46,8 +45,8 @@ class Http1FastPath(RequestHead):
     asks_who: bool
     paused: int
     fast_path: bool
-    draining: bool
     closing: bool
+    draining: bool
     ended: bool
     exchanges: deque[ExchangeCore]
     ready: list[Any]

@@ -1,3 +1,3 @@
-# The types of cext/transport/http1/plain_head.pyx, which says what everything does.
+# The types of cext/transport/http1/plain_head.pyx, which says what everything does; written by tools/make_stubs.py.
 
 class KnownHead: ...

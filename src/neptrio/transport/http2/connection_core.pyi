@@ -1,5 +1,4 @@
-# The types of cext/transport/http2/connection_core.pyx, which says what everything does.
-
+# The types of cext/transport/http2/connection_core.pyx, which says what everything does; written by tools/make_stubs.py.
 import socket
 from typing import Any
 
@@ -19,8 +18,6 @@ class Http2Core:
     def sock(self) -> socket.socket: ...
     @property
     def services(self) -> Services: ...
-    @property
-    def source_of(self) -> Any: ...
     session: Http2Session
     @property
     def writer(self) -> SocketWriterCore: ...
@@ -29,6 +26,8 @@ class Http2Core:
     parked: Any
     @property
     def loop_pass(self) -> LoopPassCore: ...
+    @property
+    def source_of(self) -> Any: ...
     received_at: int
     totals: Totals
     input_limit: int

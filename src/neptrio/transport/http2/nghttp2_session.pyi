@@ -1,5 +1,4 @@
-# The types of cext/transport/http2/nghttp2_session.pyx, which says what everything does.
-
+# The types of cext/transport/http2/nghttp2_session.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from typing_extensions import Buffer
@@ -23,6 +22,8 @@ class Session:
     def failure(self) -> str | None: ...
     @property
     def draining(self) -> bool: ...
+    @property
+    def begun(self) -> int: ...
     def __init__(
         self,
         open_stream: OpenStream,
@@ -46,8 +47,6 @@ class Session:
     def terminate(self, code: int) -> None: ...
     @property
     def partial(self) -> bool: ...
-    @property
-    def begun(self) -> int: ...
     @property
     def wants_output(self) -> bool: ...
     @property
