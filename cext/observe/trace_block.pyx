@@ -55,7 +55,7 @@ TEXTS = (
     "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
     "REQUEST_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
     "GRPC_SEND_END",
-)  # type: tuple[bytes, ...]
+)  # type: tuple[str, ...]
 
 cdef enum:
     HEAD_BYTES = 48         # bytes of any name with the text around it, rounded up

@@ -1,6 +1,6 @@
 # The types of cext/observe/trace_block.pyx, which says what everything does; written by tools/make_stubs.py.
 
-TEXTS: tuple[bytes, ...]
+TEXTS: tuple[str, ...]
 
 class TraceBlock:
     @property
