@@ -68,8 +68,8 @@ def summary(content: str) -> str:
     missed = content.count("**missed**")
     note = (
         f"Everything that was measured, the {missed} missed targets included, is in "
-        "[docs/benchmarks.md](docs/benchmarks.md); why and what was tried in "
-        "[docs/performance.md](docs/performance.md)."
+        "[docs/benchmarks.md](docs/benchmarks.md); why in "
+        "[docs/performance.md](docs/performance.md), and what was tried in [docs/performance-log.md](docs/performance-log.md)."
     )
     return "\n".join([lines[0], "", *wanted, "", note])
 
