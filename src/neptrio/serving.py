@@ -179,7 +179,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         + "; may be repeated")  # fmt: skip
     add("--http-restricted-api-file", type=Path, default=None, metavar="FILE",
         help="the same, one per line, where no other user can read the secret")  # fmt: skip
-    add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn serves plain HTTP/1.1 too")
+    add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn, as released, serves REST")
     add("--http-request-timeout-secs", type=flags.seconds, default=60.0,
         help="how long a request may take to arrive; large bodies earn more")  # fmt: skip
     add("--http-keep-alive-timeout-secs", type=flags.seconds, default=600.0,

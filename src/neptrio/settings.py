@@ -77,7 +77,7 @@ class Settings:
     http_max_input_size: int = 64 << 20
     http_header_forward_pattern: str = ""  # a regular expression, "" = none
     http_restricted_api: tuple[Restriction, ...] = ()
-    http_lean: bool = True  # False: hypercorn serves plain HTTP/1.1 too
+    http_lean: bool = True  # False: hypercorn, as released, serves REST
     http_request_timeout_secs: float = 60.0  # for receiving a request; large bodies get more
     http_keep_alive_timeout_secs: float = 600.0  # of an idle connection; 0 = for ever, as in Triton
     http_tls_cert: Path | None = None

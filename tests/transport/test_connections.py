@@ -235,11 +235,10 @@ class Full:
             assert holder.read().status == 200
 
 
-@pytest.fixture(params=["", "--http-lean=false"], ids=["lean", "hypercorn"])
-def full(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Full]:
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Full]:
     with ExitStack() as stack:
-        flags = ["--max-connections=2", *([request.param] if request.param else [])]
-        yield Full(tmp_path, stack, *flags)
+        yield Full(tmp_path, stack, "--max-connections=2")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ class Front:
     def __init__(self, folder: Path, name: str) -> None:
         self._repository = folder / "models"
         write_model(self._repository, "simple", identity_config())
-        self._flags: tuple[str, ...] = ("--http-lean=false",) if name == "hypercorn" else ()
+        self._flags: tuple[str, ...] = ()
         self.context: ssl.SSLContext | None = None
         if name == "tls":
             authority = trustme.CA()
@@ -57,7 +57,7 @@ class Front:
         return Http1(server.http, self.context)
 
 
-@pytest.fixture(params=["lean", "hypercorn", "tls"])
+@pytest.fixture(params=["lean", "tls"])
 def front(request: pytest.FixtureRequest, tmp_path: Path) -> Front:
     return Front(tmp_path, request.param)
 

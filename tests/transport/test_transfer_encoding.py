@@ -1,4 +1,4 @@
-"""Bodies whose length a client says in an odd way: the same over our own connection, hypercorn's, and TLS."""
+"""Bodies whose length a client says in an odd way: the same with and without TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
 
 
-@pytest.fixture(scope="module", params=["lean", "hypercorn", "tls"])
+@pytest.fixture(scope="module", params=["lean", "tls"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     folder = tmp_path_factory.mktemp("server")
     write_model(folder / "models", "simple", identity_config())
@@ -24,7 +24,6 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     certificate, key = certificates.issue("server")
     flags = {
         "lean": (),
-        "hypercorn": ("--http-lean=false",),
         "tls": (f"--http-tls-cert={certificate}", f"--http-tls-key={key}"),
     }[request.param]
     with ServerProcess(folder / "models", *flags) as server:

@@ -150,7 +150,7 @@ class AdminServer:
         try:
             secure = None
             if self._tls is not None:
-                secure = await self._handshakes.make(sock, self._tls, HANDSHAKE_S)
+                secure = await self._handshakes.make(sock, self._tls.context, HANDSHAKE_S)
                 if secure is None:
                     return
             if secure is not None and secure.protocol == "h2":

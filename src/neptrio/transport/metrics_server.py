@@ -165,7 +165,7 @@ class MetricsServer:
         try:
             secure = None
             if self._tls is not None:
-                secure = await self._handshakes.make(sock, self._tls, HANDSHAKE_S)
+                secure = await self._handshakes.make(sock, self._tls.context, HANDSHAKE_S)
                 if secure is None:
                     return
             await self._serve_http1(Wire(sock, nursery, self._services.loop, secure, address))

@@ -151,7 +151,7 @@ class RestServer:
             secure = None
             if self._tls is not None:
                 seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
-                secure = await self._handshakes.make(sock, self._tls, seconds)
+                secure = await self._handshakes.make(sock, self._tls.context, seconds)
                 if secure is None:
                     sock.close()
                     return

@@ -126,6 +126,7 @@ class SecureSocket:
         view, size = received_view(), 0
         if self._ended:
             return 0
+        most = min(most, len(view))  # into nothing OpenSSL reads nothing, which would look like the end
         try:
             while size < most:
                 n = self._ssl.read(most - size, view[size:])

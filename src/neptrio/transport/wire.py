@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from neptrio.transport.secure_socket import SecureSocket
 
 if TYPE_CHECKING:
     from neptrio.scheduling.base import LoopServices
-    from neptrio.transport.tls import ServerTls
 
 log = logging.getLogger("neptrio.transport")
 
@@ -156,10 +156,10 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._scopes)
 
-    async def make(self, sock: socket.socket, tls: ServerTls, seconds: float) -> SecureSocket | None:
+    async def make(self, sock: socket.socket, context: ssl.SSLContext, seconds: float) -> SecureSocket | None:
         """Makes the handshake on a new connection, as the server. None when the client has left, was not let in, took
         longer than `seconds`, or the port has been told to stop()."""
-        secure = SecureSocket(sock, tls.context)
+        secure = SecureSocket(sock, context)
         with trio.move_on_after(seconds) as scope:
             self._scopes.add(scope)
             try:

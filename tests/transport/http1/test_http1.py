@@ -418,11 +418,10 @@ def test_random_bytes_kill_nothing(lean_server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_shutdown_answers_what_is_under_way(tmp_path: Path, lean: bool) -> None:
+def test_a_shutdown_answers_what_is_under_way(tmp_path: Path) -> None:
     write_model(tmp_path, "slow", identity_config(extra=delay(400)))
     with ExitStack() as stack:
-        process = stack.enter_context(ServerProcess(tmp_path, f"--http-lean={str(lean).lower()}"))
+        process = stack.enter_context(ServerProcess(tmp_path))
         idle, *busy = (stack.enter_context(Http1(process.http)) for _ in range(4))
         assert idle.request("GET", "/v2/health/live").status == 200
         for connection in busy:

@@ -87,7 +87,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def lean_server(http_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Plain HTTP/1.1 on the lean connection, HTTP/2 on hypercorn."""
+    """A server with our own connections."""
     with ServerProcess(http_repository, *controls(tmp_path_factory)) as process:
         yield process
         until(lambda: in_flight(process) == 0, "every request is answered")

@@ -32,7 +32,7 @@ Open = Callable[[], Http1]
 def servers(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, tuple[ServerProcess, ssl.SSLContext | None]]]:
-    """One per front: the lean connection, hypercorn's, and hypercorn's over TLS."""
+    """One without TLS, and one with it."""
     folder = tmp_path_factory.mktemp("framing")
     write_model(folder / "models", "simple", identity_config())
     authority = trustme.CA()
@@ -45,13 +45,12 @@ def servers(
     models = folder / "models"
     with (
         ServerProcess(models) as lean,
-        ServerProcess(models, "--http-lean=false") as hypercorn,
         ServerProcess(models, *tls) as secure,
     ):
-        yield {"lean": (lean, None), "hypercorn": (hypercorn, None), "tls": (secure, context)}
+        yield {"lean": (lean, None), "tls": (secure, context)}
 
 
-@pytest.fixture(params=["lean", "hypercorn", "tls"])
+@pytest.fixture(params=["lean", "tls"])
 def connect(
     servers: dict[str, tuple[ServerProcess, ssl.SSLContext | None]], request: pytest.FixtureRequest
 ) -> Iterator[Open]:

@@ -225,7 +225,9 @@ class GrpcServer:
 
     async def _secure(self, sock: socket.socket, tls: ServerTls, address: str, turned_away: str) -> None:
         """Serves a connection that begins with a TLS handshake."""
-        secure = await self._handshakes.make(sock, tls, TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S)
+        secure = await self._handshakes.make(
+            sock, tls.context, TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
+        )
         if secure is not None:
             connection = self._connected(sock, secure, address, turned_away)
             await self._serve(connection, address, turned_away)

@@ -1,4 +1,4 @@
-"""What hypercorn serves: HTTP/2 by prior knowledge, TLS; and what must stay within it."""
+"""REST over HTTP/2 and TLS, and what must stay within a connection."""
 
 from __future__ import annotations
 
@@ -150,16 +150,24 @@ def closes(client: Http1) -> bytes:
     return got
 
 
+def frames(data: bytes) -> list[tuple[int, bytes]]:
+    """The kinds and payloads of frames."""
+    found = []
+    while data:
+        end = 9 + int.from_bytes(data[:3], "big")
+        found.append((data[3], data[9:end]))
+        data = data[end:]
+    return found
+
+
 def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
-    """With GOAWAY and its code, at once: no timeout has a part in it."""
-    too_late = lean_server.log().count("did not send its request in time")
+    """With GOAWAY and its code."""
     for garbage, code in ((b"\xff" * 100, 6), (b"\0" * 100, 1), (b"\0\0\1\0\0\0\0\0\0x", 1)):
         with Http1(lean_server.http) as client:
             client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + garbage)
             got = closes(client)
-            assert got[-17:-8] == b"\0\0\x08\x07\0\0\0\0\0"  # GOAWAY is the last frame
-            assert got[-4:] == struct.pack(">I", code)
-    assert lean_server.log().count("did not send its request in time") == too_late
+            *_, (kind, payload) = frames(got)
+            assert kind == 7 and payload[4:8] == struct.pack(">I", code)  # GOAWAY is the last frame
     serves(lean_server)
 
 
