@@ -67,6 +67,7 @@ from neptrio.transport.admin_server import AdminServer
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.http2.session import implementation
 from neptrio.transport.metrics_server import MetricsServer
+from neptrio.transport.rest import app_call
 from neptrio.transport.rest_server import RestServer
 
 if TYPE_CHECKING:
@@ -228,6 +229,8 @@ class Server:
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()
+                    if any(not isinstance(front, GrpcServer) for front in self.fronts):
+                        fronts.start_soon(app_call.import_early)
                     open_controls = startup.open_controls(self.settings)
                     if open_controls:
                         log.warning("%s", open_controls)

@@ -127,6 +127,9 @@ def main(descriptor: int, engine: int) -> None:
     sock = socket.socket(fileno=descriptor)
     settings = pickle.loads(sock.recv(PACKET))  # of the engine, which started this process
     from neptrio.frontend import front
+    from neptrio.transport.rest.app_call import Hypercorn
+
+    Hypercorn()  # imports what the first call of the app needs
 
     gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not

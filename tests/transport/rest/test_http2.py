@@ -162,7 +162,7 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
 
 def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
     """With GOAWAY and its code."""
-    for garbage, code in ((b"\xff" * 100, 6), (b"\0" * 100, 1), (b"\0\0\1\0\0\0\0\0\0x", 1)):
+    for garbage, code in ((b"\xff" * 100, 1), (b"\0" * 100, 1), (b"\0\0\1\0\0\0\0\0\0x", 1)):
         with Http1(lean_server.http) as client:
             client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + garbage)
             got = closes(client)

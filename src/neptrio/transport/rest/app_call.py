@@ -10,7 +10,7 @@ Rules:
  2. A body comes in parts of PART_BYTES, made as the app takes them, so that a large one exists once.
  3. If the app raises before its answer began, the answer is a 500; after that, breaking off is the only way to tell the
     client. send() waits while the client does not read.
- 4. Importing hypercorn takes long, so a thread does it when the port serves already; calls that come earlier wait.
+ 4. Importing hypercorn takes long, so a thread does it while models are loaded (import_early); calls that come earlier wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class App(Protocol):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
 
 
-class _Hypercorn:
+class Hypercorn:
     """The names of hypercorn that are used."""
 
     def __init__(self) -> None:
@@ -60,16 +60,21 @@ class _Hypercorn:
         self.context = WorkerContext(None)
 
 
+async def import_early() -> None:
+    """Imports it in a thread, for a server that loads its models meanwhile."""
+    await threads.run_surely(Hypercorn, abandon_on_cancel=True)
+
+
 class AppCalls:
     """Calls apps for the exchanges of one port."""
 
     def __init__(self) -> None:
-        self._hypercorn: _Hypercorn | None = None
+        self._hypercorn: Hypercorn | None = None
 
     async def load(self) -> None:
         """Imports what the first call needs (rule 4)."""
         if self._hypercorn is None:
-            self._hypercorn = await threads.run_surely(_Hypercorn, abandon_on_cancel=True)
+            self._hypercorn = await threads.run_surely(Hypercorn, abandon_on_cancel=True)
 
     async def run(
         self,
@@ -93,7 +98,7 @@ class _Call:
 
     def __init__(
         self,
-        hypercorn: _Hypercorn,
+        hypercorn: Hypercorn,
         app: App,
         exchange: HttpExchange,
         raw_headers: list[tuple[bytes, bytes]],

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from neptrio.codec.compression import too_large
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol
 from neptrio.service import Services
@@ -221,8 +221,13 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
             return
         try:
             exchange = Http2Exchange(self, stream)
-        except (HeadTooLarge, ValueError):
+        except HeadTooLarge:
             self.reply_error(stream, TOO_LARGE_HEAD, status=431)
+            return
+        except ValueError:  # libraries check it, too
+            self.reply_error(
+                stream, InvalidArgument("malformed HTTP request: Content-Length must be a number")
+            )
             return
         stream.exchange = exchange
         head = exchange.head
