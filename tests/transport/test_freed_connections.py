@@ -201,9 +201,8 @@ def check_freed(server: EmbeddedServer, certificates: Certificates, connect: Con
     "connect",
     [connect_http1, connect_http2, leave_in_the_middle, reset_in_the_middle, reset_http2, send_no_http],
 )
-@pytest.mark.parametrize("lean", [True, False])
-def test_rest(tmp_path: Path, connect: Connect, lean: bool) -> None:
-    with serving(tmp_path, http_lean=lean) as server:
+def test_rest(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path) as server:
         check_freed(server, Certificates(tmp_path), connect)
 
 

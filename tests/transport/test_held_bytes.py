@@ -30,7 +30,6 @@ FRONT_ENDS = "--frontends=1"
 # road -> flags of its server beside those for TLS
 ROADS: dict[str, tuple[str, ...]] = {
     "http1": (),
-    "http1-hypercorn": ("--http-lean=false",),
     "http1-tls": (),
     "http2": (),
     "http2-tls": (),

@@ -57,6 +57,8 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int NGHTTP2_FLAG_ACK
     int NGHTTP2_FLAG_PADDED
     int NGHTTP2_HEADERS
+    int NGHTTP2_CONTINUATION
+    int NGHTTP2_FLAG_END_HEADERS
     int NGHTTP2_DATA
     int NGHTTP2_PRIORITY
     int NGHTTP2_RST_STREAM

@@ -34,6 +34,7 @@ Rules:
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
 from neptrio.transport.http2.stream cimport Account, Stream, Totals
 from neptrio.transport.http2.output cimport Output
@@ -86,7 +87,10 @@ cdef class Session:
     cdef Collected headers         # the headers being received
     cdef Py_ssize_t frameless      # bytes received since the last whole frame
     cdef Py_ssize_t most_frameless
-    cdef int64_t owed              # bytes received beyond the frames that have begun; fewer than none: they are still to come
+    cdef size_t preface            # bytes of the preface that are still to come
+    cdef size_t payload            # and of the current frame
+    cdef uint8_t[9] head           # the beginning of a frame's head
+    cdef int head_bytes            # how many bytes of it have come
     cdef bint in_block             # a request's headers have begun and not ended
     cdef readonly int64_t begun    # frames that have begun
     cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
@@ -114,7 +118,7 @@ cdef class Session:
         self.nuisance = nuisance if nuisance is not None else Nuisance()
         self.streams = {}
         self.most_frameless = 2 * limits.frame_size
-        self.owed = -PREFACE
+        self.preface = PREFACE
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
@@ -171,10 +175,11 @@ cdef class Session:
         self.check_outside()
         self.nuisance.refill(now_ns, self.work)
         self.work = 0
-        self.frameless += size
-        self.owed += size
+        cdef int empty = self.track(data, size)
+        if empty:
+            self.charge(empty)
         self.inside = True
-        rv = nghttp2_session_mem_recv(self.session, data, size)
+        rv = 0 if self.flooded else nghttp2_session_mem_recv(self.session, data, size)
         self.inside = False
         self.has_output = True
         if rv >= 0 and self.frameless > self.most_frameless:  # a header block without end
@@ -191,6 +196,39 @@ cdef class Session:
             if self.failure is None:
                 self.failure = "protocol error"
         return 0
+
+    cdef int track(self, const uint8_t* data, size_t n) noexcept:
+        """Follows the frames, of which the library does not tell where streams have ended; returns how many were empty or unknown."""
+        cdef size_t at = self.preface if self.preface < n else n
+        cdef size_t step, whole = 0
+        cdef int empty = 0
+        cdef uint8_t* head = self.head
+        self.preface -= at
+        while at < n:
+            if self.payload:
+                step = self.payload if self.payload < n - at else n - at
+                self.payload -= step
+                at += step
+            else:
+                step = 9 - self.head_bytes
+                if step > n - at:
+                    step = n - at
+                memcpy(head + self.head_bytes, data + at, step)
+                self.head_bytes += <int>step
+                at += step
+                if self.head_bytes < 9:
+                    break
+                self.head_bytes = 0
+                self.begun += 1
+                self.payload = <size_t>head[0] << 16 | <size_t>head[1] << 8 | <size_t>head[2]
+                if head[3] == NGHTTP2_HEADERS or head[3] == NGHTTP2_CONTINUATION:
+                    self.in_block = not head[4] & NGHTTP2_FLAG_END_HEADERS
+                elif head[3] > NGHTTP2_CONTINUATION or (head[3] == NGHTTP2_DATA and not self.payload):
+                    empty += 1
+            if not self.payload and not self.in_block:
+                whole = at
+        self.frameless = n - whole if whole else self.frameless + n
+        return empty
 
     def connection_lost(self):
         """The transport is gone, or takes nothing beyond what is queued: resets every open call.
@@ -337,7 +375,7 @@ cdef class Session:
     @property
     def partial(self) -> bool:
         """True in the middle of a frame or of a request's headers."""
-        return self.owed != 0 or self.in_block
+        return self.preface > 0 or self.payload > 0 or self.head_bytes > 0 or self.in_block
 
     @property
     def wants_output(self) -> bool:
@@ -366,14 +404,11 @@ cdef int on_begin_frame(nghttp2_session* session, const nghttp2_frame_hd* head, 
     cdef Session self = <Session>user
     cdef Py_ssize_t size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
     self.account.frame_size = self.account.frame_left = size
-    self.owed -= 9 + <int64_t>head.length
-    self.begun += 1
     return 0
 
 
 cdef int on_begin_headers(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
     drop(&(<Session>user).headers)
-    (<Session>user).in_block = True
     return 0
 
 
@@ -407,9 +442,6 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
     cdef int32_t stream_id = frame.hd.stream_id
     cdef Stream stream
     cdef uint8_t kind = frame.hd.type
-    self.frameless = 0
-    if kind == NGHTTP2_HEADERS:
-        self.in_block = False
     try:
         if kind == NGHTTP2_PING:
             if frame.hd.flags & NGHTTP2_FLAG_ACK:
@@ -421,8 +453,6 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
             self.charge(1)
         elif kind == NGHTTP2_SETTINGS:
             self.charge(1 if frame.hd.flags & NGHTTP2_FLAG_ACK else 10)
-        elif kind == NGHTTP2_DATA and frame.hd.length == 0 and not frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
-            self.charge(1)
         if self.flooded:
             return NGHTTP2_ERR_CALLBACK_FAILURE
         if frame.hd.type == NGHTTP2_HEADERS and frame.headers.cat == NGHTTP2_HCAT_REQUEST:
@@ -445,7 +475,6 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
     cdef Session self = <Session>user
     cdef Stream stream
     cdef Account account = self.account
-    self.frameless = 0
     account.frame_left -= n if n < <size_t>account.frame_left else account.frame_left
     if self.holding:
         self.held_credit += n

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.rest")
 
+LOOK_SECONDS = 0.1  # when draining: between two looks at who may be ended
+
 
 @dataclass(frozen=True)
 class RestStatistics:
@@ -236,7 +238,16 @@ class RestServer:
                 await self._until_gone()
             for scope in list(self._by_hypercorn):  # its connections may stay open without a request
                 scope.cancel()
-        await self._until_gone()
+        while self.connections:
+            self._changed = trio.Event()
+            with trio.move_on_after(LOOK_SECONDS):
+                await self._changed.wait()
+            self._end_answered()
+
+    def _end_answered(self) -> None:
+        now = int(monotonic_ns())
+        for connection in list(self.http2):
+            connection.end_answered(now)
 
     async def _until_gone(self) -> None:
         while self.connections:

@@ -450,7 +450,10 @@ def test_an_idle_connection_is_not_timed_out(impatient: ServerProcess) -> None:
 
 
 def test_a_malformed_request_is_told_in_json(impatient: ServerProcess) -> None:
-    for bad, status in ((b"GET /\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * (65 << 10) + b"\r\n\r\n", 431)):
+    for bad, status in (
+        (b"GET /\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * (65 << 10) + b"\r\n\r\n", 431),
+    ):
         with Http1(impatient.http) as client:
             client.send(bad)
             reply = client.read()

@@ -44,6 +44,7 @@ from neptrio.transport.wire import Wire
 log = logging.getLogger("neptrio.rest")
 
 MIN_BYTES_PER_SECOND = 16 << 10
+LAST_NS = 5 * 10**9  # when the server stops: how long the last answers may take to be read
 HIGH_WATER = 64 << 10  # bytes of an answer that wait for the client; its app waits above that
 OF_HTTP_1 = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 EMPTY: Headers = []
@@ -201,6 +202,7 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
         self.input_limit = self.output_limit = sys.maxsize
         self.fast_path = policy is None and not turned_away and self.limits is None and not self.origins.cors
         self._idle_since = self._begun_ns = self.now()
+        self._answered_ns = 0  # since when nothing is to be answered, while the server stops
         self._begun = 0  # frames that had begun at the last check
 
     def new_session(self) -> Http2Session:
@@ -236,9 +238,9 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
             exchange.refuse(problem)
             return
         if self.turned_away:
-            self._at("turned away", 0, self.start_drain)
             route = routes.match(exchange.method, exchange.path)
             if not always_answered(self, head, exchange.method, route):
+                self._at("turned away", 0, self.start_drain)
                 exchange.refuse(Unavailable(self.turned_away), 0, [(b"retry-after", RETRY_AFTER)])
                 return
         if not stream.input_ended and not stream.have:
@@ -306,6 +308,14 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
                 self.start_drain()
             elif idle > 2 * request_timeout_ns:
                 self.close()
+
+    def end_answered(self, now_ns: int) -> None:
+        """The server stops: ends a connection whose requests have all been answered for LAST_NS, whatever of the answers its
+        client has left unread. Called regularly."""
+        if not self._answered_ns or any(stream.trailers is None for stream in self.streams()):
+            self._answered_ns = now_ns
+        elif now_ns - self._answered_ns > LAST_NS:
+            self.close()
 
     def _too_late(self, stream: RestStream) -> None:
         if stream.exchange is None:
