@@ -1,11 +1,11 @@
 """Answers compared with numpy: every datatype over every road, batched beside other requests, from the cache, behind front ends.
 
 A request is made from a seed: a model, a shape (0 and 1 among the dimensions), values with the extremes of the datatype, and
-a road (JSON, binary, half of each, gRPC raw and typed, shared memory). Eight clients send at once, so that requests of
+a road (JSON, binary, half of each, both over HTTP/2, gRPC raw and typed, shared memory). Eight clients send at once, so that requests of
 different shapes meet in the models' queues. What fails names the seed: `NEPTRIO_DIFFERENTIAL_SEED=... pytest ...` sends
 that request first.
 
-`make test` sends a few hundred; NEPTRIO_DIFFERENTIAL_REQUESTS=10000 (`make soak`) the long form.
+`make test` sends a few hundred, `make test-all` ten thousand; NEPTRIO_DIFFERENTIAL_REQUESTS sets another number.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from tritonclient.utils import serialize_byte_tensor
 from tests.backends.python.models import config as python_config
 from tests.backends.python.models import python_model
 from tests.support import onnx_models
-from tests.support.http import Http1, Reply
+from tests.support.http import Http1, Http2, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
-COUNT = int(os.environ.get("NEPTRIO_DIFFERENTIAL_REQUESTS", "800"))
+GIVEN = os.environ.get("NEPTRIO_DIFFERENTIAL_REQUESTS", "")
+COUNTS = [int(GIVEN)] if GIVEN else [800, pytest.param(10_000, marks=pytest.mark.slow)]
 SEED = os.environ.get("NEPTRIO_DIFFERENTIAL_SEED", "")
 CLIENTS = 8
 REGION_BYTES = 1 << 16
@@ -165,6 +166,7 @@ class Client:
         self.http = httpclient.InferenceServerClient(server.http)
         self.grpc = grpcclient.InferenceServerClient(server.grpc)
         self.plain = Http1(server.http)
+        self.streams = Http2(server.http)
         self.regions = []
         for side in ("in", "out"):
             name = f"{side}{number}"
@@ -176,19 +178,22 @@ class Client:
         for name, handle in self.regions:
             self.http.unregister_system_shared_memory(name)
             shm.destroy_shared_memory_region(handle)
-        self.plain.__exit__(None, None, None)
+        self.plain.close()
+        self.streams.close()
         self.grpc.close()
         self.http.close()
 
     # ------------------------------------------------------------ the roads
 
-    def json(self, model: Model, array: np.ndarray, binary_out: bool = False) -> np.ndarray:
+    def json(
+        self, model: Model, array: np.ndarray, binary_out: bool = False, over: Http1 | Http2 | None = None
+    ) -> np.ndarray:
         elements = (
             [e.decode() for e in array.ravel()] if model.datatype == "BYTES" else array.ravel().tolist()
         )
         given = {"name": "INPUT0", "datatype": model.datatype, "shape": list(array.shape), "data": elements}
         outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": binary_out}}]
-        reply = self.plain.request(
+        reply = (over or self.plain).request(
             "POST",
             f"/v2/models/{model.name}/infer",
             json.dumps({"inputs": [given], "outputs": outputs}).encode(),
@@ -203,12 +208,12 @@ class Client:
         made[:] = [text.encode() for text in found] if model.datatype == "BYTES" else found
         return made.reshape(output["shape"])
 
-    def plain_binary(self, model: Model, array: np.ndarray) -> np.ndarray:
+    def plain_binary(self, model: Model, array: np.ndarray, over: Http1 | Http2 | None = None) -> np.ndarray:
         data = raw(array)
         given = {"name": "INPUT0", "datatype": model.datatype, "shape": list(array.shape)}
         given["parameters"] = {"binary_data_size": len(data)}
         head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-        reply = self.plain.request(
+        reply = (over or self.plain).request(
             "POST",
             f"/v2/models/{model.name}/infer",
             head + data,
@@ -222,6 +227,12 @@ class Client:
         (output,) = json.loads(reply.body[:end])["outputs"]
         assert output["datatype"] == model.datatype
         return from_raw(model.datatype, output["shape"], reply.body[end:])
+
+    def json_http2(self, model: Model, array: np.ndarray) -> np.ndarray:
+        return self.json(model, array, over=self.streams)
+
+    def binary_http2(self, model: Model, array: np.ndarray) -> np.ndarray:
+        return self.plain_binary(model, array, over=self.streams)
 
     def json_in(self, model: Model, array: np.ndarray) -> np.ndarray:
         return self.json(model, array, binary_out=True)
@@ -277,7 +288,10 @@ def from_raw(datatype: str, shape: Any, data: bytes) -> np.ndarray:
     return made.reshape(tuple(shape))
 
 
-ROADS = ["json", "json_in", "json_out", "plain_binary", "binary", "over_grpc", "typed", "shared"]
+ROADS = [
+    *("json", "json_in", "json_out", "json_http2", "plain_binary", "binary", "binary_http2"),
+    *("over_grpc", "typed", "shared"),
+]
 
 
 class Request(NamedTuple):
@@ -291,8 +305,8 @@ def request(models: list[Model], seed: str) -> Request:
     dice = random.Random(seed)
     model = dice.choice(models)
     roads = {
-        "FP16": ["plain_binary", "binary", "over_grpc", "shared"],
-        "BF16": ["plain_binary", "shared"],
+        "FP16": ["plain_binary", "binary", "binary_http2", "over_grpc", "shared"],
+        "BF16": ["plain_binary", "binary_http2", "shared"],
     }.get(model.datatype, ROADS)
     road = dice.choice(roads)
     shape = (dice.randint(1, 3), dice.choice([0, 1, 1, 2, 3]), dice.choice([0, 1, 1, 2, 5]))
@@ -314,11 +328,12 @@ def served(
         yield server, models
 
 
-def test_answers_are_numpys(served: tuple[ServerProcess, list[Model]]) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_answers_are_numpys(served: tuple[ServerProcess, list[Model]], count: int) -> None:
     server, models = served
     seeds = [SEED] if SEED else []
     # one in four comes again, so that the cache answers it, or it follows one that is under way
-    seeds += [f"{number - number % 4 if number % 4 == 3 else number}" for number in range(COUNT // 2)]
+    seeds += [f"{number - number % 4 if number % 4 == 3 else number}" for number in range(count // 2)]
     wrong: list[str] = []
     waiting = iter(seeds)
     lock = threading.Lock()
