@@ -89,18 +89,24 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["lean", "hypercorn"])
-def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    flags = ["--cache-config=local,size=65536"]
-    if request.param == "hypercorn":
-        flags.append("--http-lean=false")
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(repository, "--cache-config=local,size=65536", failures="not today") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def hypercorn(repository: Path) -> Iterator[ServerProcess]:
+    flags = ("--cache-config=local,size=65536", "--http-lean=false")
     with ServerProcess(repository, *flags, failures="not today") as process:
         yield process
 
 
-@pytest.fixture(params=["http/1.1", "http/2"])
-def http(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[Http1 | Http2]:
-    with (Http1 if request.param == "http/1.1" else Http2)(server.http) as client:
+@pytest.fixture(params=["http/1.1", "http/2", "hypercorn"])
+def http(request: pytest.FixtureRequest) -> Iterator[Http1 | Http2]:
+    """A client of each way to be served."""
+    process = request.getfixturevalue("hypercorn" if request.param == "hypercorn" else "server")
+    with (Http2 if request.param == "http/2" else Http1)(process.http) as client:
         yield client
 
 
