@@ -24,6 +24,7 @@ MOST_PARAMETERS = 16384  # of a request
 LONGEST_NAME = 1024  # bytes of the name of a model, version, tensor, region or parameter
 LONGEST_VALUE = 4096  # bytes of the value of a setting: a file's path can be so long
 MAX_HEAD_BYTES = 64 << 10  # of an HTTP request's head
+MIN_BYTES_PER_SECOND = 16 << 10  # of its body: so much time it has beside the request timeout
 CONTROL_BYTES = 1 << 20  # of the message or body of a control verb
 REFLECTION_BYTES = 16 << 10  # of a message of server reflection, which names one thing
 LOAD_BYTES = 1 << 30  # of the message of a load call, which can bring a model's files

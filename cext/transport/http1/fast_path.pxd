@@ -22,7 +22,6 @@ cdef class FastPathExchange(ExchangeCore):
     cdef bint binary_default
     cdef public object encoding      # a CancelScope while a worker prints the answer  # type: trio.CancelScope | None
     cpdef encoded(self, InferRequest request, tuple encoded)
-    cdef list extra_headers(self, InferRequest request)
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
 cdef class Http1FastPath(RequestHead):

@@ -28,6 +28,7 @@ from libc.string cimport memcmp, memcpy
 from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
 from neptrio.transport.rest.infer_route cimport route_of
+from neptrio.transport.rest.plain_infer cimport extra_headers, has_extra_headers, print_now, read_plain
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
 from neptrio.codec.bounded cimport add_text
 from neptrio.codec.number_text cimport no_room, print_int
@@ -37,25 +38,18 @@ from neptrio.request.infer_request cimport (
     SEND_START,
     InferRequest,
     InferResponse,
-    ModelCore,
     Owner,
     Responder,
     Tensor,
     now_ns,
 )
-from neptrio.observe.trace cimport Trace
 
 import logging
 from collections import deque
 
-from neptrio.codec.json_request import decode_request
 from neptrio.codec.shared_memory import names_large_inputs
-from neptrio.codec.json_response import encode_response
-from neptrio.codec.outputs import select, selects_slowly
-from neptrio.observe.timing import timing_headers
 
-from neptrio.errors import Internal, InvalidArgument, TritonError
-from neptrio.execution.admission import HTTP_ONE_RESPONSE
+from neptrio.errors import Internal, TritonError
 
 log = logging.getLogger("neptrio.http1")
 
@@ -65,7 +59,6 @@ cdef enum:
     PARTED = 16 << 10      # bytes of a request's head and body
     MOST_PARTS = 3
     TOLD = 32 << 10        # bytes of answers that wait; the budget of all connections is told of more
-    LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
 
 MAX_EXCHANGES = MOST_EXCHANGES
 JOIN_BYTES = JOIN
@@ -122,6 +115,7 @@ cdef class FastPathExchange(ExchangeCore):
             services.admission.cancel(self.request)
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        cdef bint selecting
         if not final:
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
             return
@@ -131,20 +125,12 @@ cdef class FastPathExchange(ExchangeCore):
             self.refuse(response.error, request)
             return
         try:
-            if request.outputs is not None:
-                if selects_slowly(request, response):
-                    self.connection.encode_later(self, request, response, self.binary_default, True)
-                    return
-                select(request, response, self.connection.services)
-            encoded = encode_response(request, response, self.binary_default, True)
+            encoded = print_now(request, response, self.binary_default, self.connection.services, &selecting)
         except TritonError as error:
             self.refuse(error, request)
-        except Exception as error:
-            log.exception("encoding a response of model '%s' failed", request.model_name)
-            self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
             if encoded is None:
-                self.connection.encode_later(self, request, response, self.binary_default, False)
+                self.connection.encode_later(self, request, response, self.binary_default, selecting)
             else:
                 self.encoded(request, encoded)
 
@@ -155,8 +141,8 @@ cdef class FastPathExchange(ExchangeCore):
         cdef list blobs
         cdef Py_ssize_t binary_bytes
         head, blobs, binary_bytes = encoded
-        if request.timing is not None or (request.trace is not None and (<Trace>request.trace).headers):
-            self.connection.reply_with(self, self.extra_headers(request), head, blobs)
+        if has_extra_headers(request):
+            self.connection.reply_with(self, extra_headers(request), head, blobs)
         else:
             self.reply(head, blobs, binary_bytes)
         self.complete = True
@@ -207,13 +193,10 @@ cdef class FastPathExchange(ExchangeCore):
         self.output = [whole]
         return 0
 
-    cdef list extra_headers(self, InferRequest request):
-        return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
-
     def refuse(self, error, InferRequest request=None):
         # type: (TritonError, ...) -> None
         """Answers with an error."""
-        headers = self.extra_headers(request) if request is not None else ()
+        headers = extra_headers(request) if request is not None else ()
         self.request = None
         self.connection.reply_error(self, error, headers)
         self.complete = True
@@ -447,7 +430,6 @@ cdef class Http1FastPath(RequestHead):
     cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1:
         """Passes a complete request to admission, or refuses it."""
         cdef InferRequest request
-        cdef ModelCore model
         cdef FastPathExchange exchange = FastPathExchange.__new__(FastPathExchange)
         exchange.connection = self
         exchange.held = PyBytes_GET_SIZE(body)
@@ -459,18 +441,9 @@ cdef class Http1FastPath(RequestHead):
         self.requests += 1
         try:
             request = InferRequest.__new__(InferRequest)
-            request.model_name = <str>route[0]
-            request.model_version = <str>route[1]
             request.owner = owner
-            model = self.admission.find(request, HTTP_ONE_RESPONSE)
-            self.admission.received(request, start)
-            if header_length > exchange.held:
-                raise InvalidArgument(
-                    f"inference header size should be in range (0, {exchange.held}), got: {header_length}")
-            if exchange.held > LARGE_BODY and not self.admission.tracer.tracing:
-                model.scheduler.expect_room()
-            exchange.binary_default = decode_request(
-                request, body, None if header_length < 0 else header_length, self.shared_memory)
+            exchange.binary_default = read_plain(
+                request, route, body, header_length, start, self.admission, self.shared_memory)
             request.responder = exchange
             exchange.request = request
             self.admission.submit(request)

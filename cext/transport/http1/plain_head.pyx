@@ -16,6 +16,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
+from neptrio.codec.digits cimport digits
 from neptrio.codec.known_texts cimport hash_of
 
 cdef enum:
@@ -55,19 +56,6 @@ cdef inline bint _spells(const char* p, const char* lower, Py_ssize_t n) noexcep
         if _NAME[<unsigned char>p[i]] != <unsigned char>lower[i]:
             return False
     return True
-
-
-cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
-    """The value of 1 to 15 digits; -1 for any other text."""
-    cdef int64_t value = 0
-    cdef Py_ssize_t i
-    if not 0 < n <= 15:
-        return -1
-    for i in range(n):
-        if not 48 <= p[i] <= 57:
-            return -1
-        value = value * 10 + (p[i] - 48)
-    return value
 
 
 cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) except -1:
@@ -118,13 +106,13 @@ cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) exce
         if length == 14 and _spells(name, b"content-length", 14):
             if head.content_length >= 0:
                 return False
-            head.content_length = _digits(value, end - value)
+            head.content_length = digits(value, end - value)
             if head.content_length < 0:
                 return False
         elif length == 31 and _spells(name, b"inference-header-content-length", 31):
             if head.header_length >= 0:
                 return False
-            head.header_length = _digits(value, end - value)
+            head.header_length = digits(value, end - value)
             if head.header_length < 0:
                 return False
         elif length == 4 and _spells(name, b"host", 4):

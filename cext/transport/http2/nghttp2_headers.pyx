@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
+from neptrio.codec.digits cimport digits
 from neptrio.transport.http2.nghttp2 cimport (
     NGHTTP2_NV_FLAG_NONE,
     nghttp2_nv,
@@ -159,19 +160,6 @@ cdef bint is_plain(const char* path, size_t n) noexcept:
         if not (97 <= c <= 122 or 65 <= c <= 90 or 48 <= c <= 57 or c == 45 or c == 46 or c == 47 or c == 95):
             return False
     return True
-
-
-cdef int64_t digits(const char* p, size_t n) noexcept:
-    """The value of 1 to 15 digits; -1 for any other text."""
-    cdef int64_t value = 0
-    cdef size_t i
-    if not 0 < n <= 15:
-        return -1
-    for i in range(n):
-        if not 48 <= p[i] <= 57:
-            return -1
-        value = value * 10 + (p[i] - 48)
-    return value
 
 
 cdef bint is_grpc(const char* value, size_t n) noexcept:

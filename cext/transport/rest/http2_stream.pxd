@@ -24,4 +24,3 @@ cdef class RestStream(BodyStream):
     cdef int infer(self) except -1
     cdef int answer(self, InferRequest request, InferResponse response) except -1
     cpdef encoded(self, InferRequest request, tuple encoded)
-    cdef list extra_headers(self, InferRequest request)

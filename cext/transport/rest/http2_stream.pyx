@@ -11,14 +11,12 @@ Rules:
  2. A stream is answered once; what comes for one that has ended is dropped.
 """
 from neptrio.execution.admission cimport Admission
-from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
     HTTP_PROTOCOL,
     SEND_START,
     InferRequest,
     InferResponse,
-    ModelCore,
     Responder,
     Tensor,
     now_ns,
@@ -26,21 +24,16 @@ from neptrio.request.infer_request cimport (
 from neptrio.transport.http2.body_stream cimport BodyStream
 from neptrio.transport.http2.connection_core cimport Http2Core
 from neptrio.transport.rest.infer_route cimport route_of
+from neptrio.transport.rest.plain_infer cimport extra_headers, has_extra_headers, print_now, read_plain
 
 import logging
 
-from neptrio.codec.json_request import decode_request
-from neptrio.codec.json_response import encode_response
-from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.shared_memory import names_large_inputs
-from neptrio.errors import Internal, InvalidArgument, TritonError
-from neptrio.execution.admission import HTTP_ONE_RESPONSE
-from neptrio.observe.timing import timing_headers
+from neptrio.errors import Internal, TritonError
 
 log = logging.getLogger("neptrio.rest")
 
 cdef enum:
-    LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
     REFUSED_STREAM = 7
     LARGEST = 1 << 20      # bytes of a plain request's body
 
@@ -161,10 +154,8 @@ cdef class RestStream(BodyStream):
         cdef RestHttp2Core connection = self.connection
         cdef Admission admission = connection.admission
         cdef InferRequest request
-        cdef ModelCore model
         cdef tuple route = self.route
-        cdef object body = self.body()
-        cdef Py_ssize_t size = len(body)
+        cdef bytes body = self.body()    # its size was announced
         if self.ended or self.trailers is not None:
             return 0
         if connection.large_files.count and names_large_inputs(body):
@@ -174,17 +165,8 @@ cdef class RestStream(BodyStream):
             return 0
         try:
             request = InferRequest.__new__(InferRequest)
-            request.model_name = <str>route[0]
-            request.model_version = <str>route[1]
-            model = admission.find(request, HTTP_ONE_RESPONSE)
-            admission.received(request, self.began_ns)
-            if self.header_length > size:
-                raise InvalidArgument(
-                    f"inference header size should be in range (0, {size}), got: {self.header_length}")
-            if size > LARGE_BODY and not admission.tracer.tracing:
-                model.scheduler.expect_room()
-            self.binary_default = decode_request(
-                request, body, None if self.header_length < 0 else self.header_length, connection.shared_memory)
+            self.binary_default = read_plain(
+                request, route, body, self.header_length, self.began_ns, admission, connection.shared_memory)
             request.context = self
             request.responder = _responder
             self.request = request
@@ -207,6 +189,7 @@ cdef class RestStream(BodyStream):
         return self.reply_headers
 
     cdef int answer(self, InferRequest request, InferResponse response) except -1:
+        cdef bint selecting
         self.request = None
         request.timestamps[<int>SEND_START] = now_ns()
         if self.ended:
@@ -220,20 +203,12 @@ cdef class RestStream(BodyStream):
             self.refuse(response.error, request)
             return 0
         try:
-            if request.outputs is not None:
-                if selects_slowly(request, response):
-                    self.connection.encode_later(self, request, response, self.binary_default, True)
-                    return 0
-                select(request, response, self.connection.services)
-            encoded = encode_response(request, response, self.binary_default, True)
+            encoded = print_now(request, response, self.binary_default, self.connection.services, &selecting)
         except TritonError as error:
             self.refuse(error, request)
-        except Exception as error:
-            log.exception("encoding a response of model '%s' failed", request.model_name)
-            self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
             if encoded is None:
-                self.connection.encode_later(self, request, response, self.binary_default, False)
+                self.connection.encode_later(self, request, response, self.binary_default, selecting)
             else:
                 self.encoded(request, encoded)
         return 0
@@ -254,8 +229,8 @@ cdef class RestStream(BodyStream):
                     raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
         else:
             headers = [_OK, _JSON, (b"content-length", length)]
-        if request.timing is not None or (request.trace is not None and (<Trace>request.trace).headers):
-            headers += self.extra_headers(request)
+        if has_extra_headers(request):
+            headers += extra_headers(request)
         self.served(self.serving)
         if self.ended or self.trailers is not None:
             return
@@ -265,12 +240,9 @@ cdef class RestStream(BodyStream):
         self.session.output_ready(self)
         self.connection.loop_pass.want_flush(self.connection)
 
-    cdef list extra_headers(self, InferRequest request):
-        return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
-
     def refuse(self, error, InferRequest request=None):
         # type: (TritonError, ...) -> None
         """Answers a plain request with an error."""
-        headers = self.extra_headers(request) if request is not None else ()
+        headers = extra_headers(request) if request is not None else ()
         self.served(self.serving)
         self.connection.reply_error(self, error, headers)

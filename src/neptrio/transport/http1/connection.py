@@ -34,7 +34,7 @@ import trio
 
 from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, Unavailable
-from neptrio.limits import MAX_HEAD_BYTES
+from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, InferResponse, Owner
 from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
@@ -52,7 +52,6 @@ from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.http1")
 
-MIN_BYTES_PER_SECOND = 16 << 10
 SHUTTING_DOWN = "the server is shutting down and takes no new requests"
 # by keep_alive: TritonError.alike -> the fast path's whole answer to all errors with that object
 ANSWERS_OF_ALIKE: tuple[dict[object, list[Any]], dict[object, list[Any]]] = ({}, {})

@@ -14,7 +14,7 @@ from neptrio.codec.openai import error_object
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Cancelled, Internal, InvalidArgument, TritonError, raise_it
-from neptrio.limits import LONGEST_NAME, body_bytes
+from neptrio.limits import LONGEST_NAME, MIN_BYTES_PER_SECOND, body_bytes
 from neptrio.loop.slices import gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
@@ -42,7 +42,6 @@ log = logging.getLogger("neptrio.rest")
 
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
-MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 

@@ -23,7 +23,7 @@ import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
-from neptrio.limits import MAX_HEAD_BYTES
+from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
@@ -43,7 +43,6 @@ from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.rest")
 
-MIN_BYTES_PER_SECOND = 16 << 10
 LAST_NS = 5 * 10**9  # when the server stops: how long the last answers may take to be read
 HIGH_WATER = 64 << 10  # bytes of an answer that wait for the client; its app waits above that
 OF_HTTP_1 = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))

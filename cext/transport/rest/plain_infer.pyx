@@ -1,0 +1,70 @@
+"""Steps of a plain infer request, whichever connection carries it: from its body to admission, and from a response to its text.
+
+The fast paths of HTTP/1.1 (cext/transport/http1/fast_path) and HTTP/2 (cext/transport/rest/http2_stream) recognise such
+requests, each in its own way, and send the answers; what lies between is here.
+"""
+from libc.stdint cimport int64_t
+
+from neptrio.execution.admission cimport Admission
+from neptrio.observe.trace cimport Trace
+from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
+
+import logging
+
+from neptrio.codec.json_request import decode_request
+from neptrio.codec.json_response import encode_response
+from neptrio.codec.outputs import select, selects_slowly
+from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.execution.admission import HTTP_ONE_RESPONSE
+from neptrio.observe.timing import timing_headers
+
+log = logging.getLogger("neptrio.rest")
+
+cdef enum:
+    LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
+
+
+cdef bint read_plain(InferRequest request, tuple route, bytes body, Py_ssize_t header_length, int64_t start,
+                     Admission admission, object shared_memory) except -1:
+    """Fills in a request: its model, when its first byte came, its tensors. Returns whether outputs are binary by default.
+    `header_length`: bytes of JSON, -1 if all is. Raises TritonError."""
+    cdef ModelCore model
+    cdef Py_ssize_t size = len(body)
+    request.model_name = <str>route[0]
+    request.model_version = <str>route[1]
+    model = admission.find(request, HTTP_ONE_RESPONSE)
+    admission.received(request, start)
+    if header_length > size:
+        raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {header_length}")
+    if size > LARGE_BODY and not admission.tracer.tracing:
+        model.scheduler.expect_room()
+    return decode_request(request, body, None if header_length < 0 else header_length, shared_memory)
+
+
+cdef tuple print_now(InferRequest request, InferResponse response, bint binary_default, object services, bint* selecting):
+    """The text of a response that is no error, its binary tensors and their bytes; None when a worker has to print it, and,
+    with `selecting`, to do what the client asked to be done with the outputs. Raises TritonError."""
+    selecting[0] = False
+    try:
+        if request.outputs is not None:
+            if selects_slowly(request, response):
+                selecting[0] = True
+                return None
+            select(request, response, services)
+        return encode_response(request, response, binary_default, True)
+    except TritonError:
+        raise
+    except Exception as error:
+        log.exception("encoding a response of model '%s' failed", request.model_name)
+        raise Internal(f"internal error: {type(error).__name__}: {error}") from None
+
+
+cdef bint has_extra_headers(InferRequest request) noexcept:
+    """Whether extra_headers() may have some."""
+    cdef Trace trace = request.trace
+    return request.timing is not None or (trace is not None and trace.headers is not None and len(trace.headers) > 0)
+
+
+cdef list extra_headers(InferRequest request):
+    """Headers of the answer beside the usual ones: its trace, and its times where the client wishes."""
+    return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
