@@ -21,8 +21,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-import trio
-
 from neptrio.errors import Internal
 from neptrio.loop import threads
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS
@@ -218,5 +216,6 @@ class _Call:
         else:
             return
         exchange.connection.loop_pass.end()
-        await trio.lowlevel.checkpoint()
-        await exchange.writable()
+        await (
+            exchange.writable()
+        )  # no other wait: a client that has what was sent may leave before the app knows that it was
