@@ -64,8 +64,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--model-name", "--model_name", type=flags.model_name, default="",
         help="serve a repository that is itself the folder of one model under this name")  # fmt: skip
     add("--allow-file-override", type=flags.boolean, default=None,
-        help="load calls may bring files along, which run as code (default: only where REST and gRPC listen on "
-        "loopback addresses)")  # fmt: skip
+        help="load calls may bring files along, which run as code (default: only by loopback addresses "
+        "and Unix sockets)")  # fmt: skip
     add("--model-control-mode", choices=("none", "poll", "explicit"), default="none",
         help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
         "models come and go by request")  # fmt: skip

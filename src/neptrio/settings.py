@@ -27,7 +27,7 @@ class Settings:
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     audit_log: str = ""  # a file, or stderr; "": none
     read_only: bool = False  # refuse all changes over the network
-    # None: only where REST and gRPC listen on loopback addresses alone
+    # None: only by loopback addresses and Unix sockets
     allow_file_override: bool | None = None
     strict_readiness: bool = True
     exit_on_error: bool = True
@@ -241,10 +241,12 @@ class Settings:
         )
         return tuple(f"{host}:{port}" for on, host, port in used if on and not is_loopback(host))
 
-    @property
-    def file_overrides(self) -> bool:
-        """True when load calls may contain files, which lets callers run their own code here."""
-        return not self.exposed if self.allow_file_override is None else self.allow_file_override
+    def takes_files(self, host: str | None) -> bool:
+        """Whether load calls may contain files, which lets callers run their own code here. `host`: what the listener that
+        they come by listens on, "" for a Unix socket, None where nobody knows."""
+        if self.allow_file_override is not None:
+            return self.allow_file_override
+        return host is not None and (not host or is_loopback(host))
 
     @property
     def grace_secs(self) -> float:

@@ -359,7 +359,7 @@ def test_clients_of_a_hosting_program_count_as_being_on_other_machines(allowed: 
 def test_a_suggested_setting_holds_where_the_server_has_none() -> None:
     given = models.new_server(allow_file_override=True)
     given.suggest(allow_file_override=False, read_only=True)
-    assert given._once().file_overrides and given._settings["read_only"]
+    assert given._once().takes_files(None) and given._settings["read_only"]
     given._clean()
 
 

@@ -106,24 +106,35 @@ def test_check_needs_repository_control(repository: Path) -> None:
 @pytest.mark.slow
 def test_files_in_load_calls_are_taken_on_loopback_alone(repository: Path) -> None:
     explicit = ("--model-control-mode=explicit", "--load-model=simple")
-    with ServerProcess(repository, *explicit) as server:
-        assert load(server, "brought", **FILES).status == 200
-    for flags in (("--grpc-address=0.0.0.0",), ("--allow-file-override=false",)):
+    for flags, rest, grpc in (
+        ((), True, True),
+        (
+            ("--grpc-address=0.0.0.0",),
+            True,
+            False,
+        ),  # by the listener that a call comes by, whatever others there are
+        (("--http-address=0.0.0.0",), False, True),
+        (("--frontends=2", "--grpc-address=0.0.0.0"), True, False),
+        (("--allow-file-override=false",), False, False),
+        (("--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--allow-file-override=true"), True, True),
+    ):
         with ServerProcess(repository, *explicit, *flags) as server:
-            for verb in ("load", "check"):
+            for verb in ("check", "load"):
                 reply = post(server, f"models/brought/{verb}", {"parameters": FILES})
-                assert "--allow-file-override" in refused(reply, 403)
-            client = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc.rsplit(':')[-1]}")
-            with pytest.raises(InferenceServerException, match="--allow-file-override") as error:
-                client.load_model("brought", config=json.dumps(CONFIG), files={"file:1/model.py": b""})
-            assert error.value.status() == "StatusCode.PERMISSION_DENIED"
-            client.close()
+                if rest:
+                    assert reply.status == 200, (flags, reply.body)
+                else:
+                    assert "--allow-file-override" in refused(reply, 403)
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc.rsplit(':')[-1]}") as client:
+                files = {"file:1/model.py": b""}
+                if grpc:
+                    client.load_model("brought", config=json.dumps(CONFIG), files=files)
+                else:
+                    with pytest.raises(InferenceServerException, match="--allow-file-override") as error:
+                        client.load_model("brought", config=json.dumps(CONFIG), files=files)
+                    assert error.value.status() == "StatusCode.PERMISSION_DENIED"
             assert load(server, "simple", config=json.dumps(CONFIG)).status == 200
             assert not server.log().count("Traceback")
-    with ServerProcess(
-        repository, *explicit, "--grpc-address=0.0.0.0", "--allow-file-override=true"
-    ) as server:
-        assert load(server, "brought", **FILES).status == 200
 
 
 @pytest.mark.slow
@@ -142,7 +153,7 @@ def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> No
         {"parameters": {"compile_options": {"string_value": "-Dfloat=evil"}}},
     )
     explicit = ("--model-control-mode=explicit", "--load-model=own")
-    with ServerProcess(repository, *explicit, "--grpc-address=0.0.0.0") as server:
+    with ServerProcess(repository, *explicit, "--http-address=0.0.0.0") as server:
         for brought in code:
             for verb in ("load", "check"):
                 config = json.dumps({**CONFIG, **brought})

@@ -585,5 +585,3 @@ def test_what_is_open_is_what_the_admin_listener_opens() -> None:
     assert "0.0.0.0:1 may use the control verbs of trace" in told(
         Settings(admin_address=AdminAddress("0.0.0.0", 1), http_address="127.0.0.1", grpc_address="127.0.0.1")
     )
-    assert Settings(admin_address=AdminAddress(path=Path("/a"))).file_overrides
-    assert not Settings(admin_address=AdminAddress("10.0.0.1", 1), http_address="::1").file_overrides

@@ -301,7 +301,7 @@ def test_a_console_that_others_can_reach_counts_as_exposed() -> None:
     inside = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "metrics_address": "0.0.0.0"}
     assert not Settings(**inside).exposed  # type: ignore[arg-type]
     settings = Settings(**inside, allow_console=True)  # type: ignore[arg-type]
-    assert settings.exposed == ("0.0.0.0:8002",) and not settings.file_overrides
+    assert settings.exposed == ("0.0.0.0:8002",)
     admin = AdminAddress(host="127.0.0.1", port=0)
     assert not Settings(**inside, allow_console=True, admin_address=admin).exposed  # type: ignore[arg-type]
 

@@ -23,7 +23,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -121,8 +120,7 @@ class AsgiFront:
             settings = self._services.settings
             policy = http_policy(settings, self._services.tokens)
             origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, False)
-            services = replace(self._services, repository=self._services.repository.for_exposed())
-            self._made = RestApp(services, policy, origins), policy
+            self._made = RestApp(self._services, policy, origins), policy
         return self._made
 
 

@@ -64,7 +64,7 @@ class Verbs:
         self.announce = announce
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(http_address))
         self.http_policy = http_policy(settings, services.tokens)
-        self.app = RestApp(services, self.http_policy, origins)
+        self.app = RestApp(services.at(http_address), self.http_policy, origins)
         self.policy = grpc_policy(settings, services.tokens)
         self.admin_elsewhere = settings.admin_address is not None
         self.handlers: dict[bytes, Any] = {}
@@ -74,7 +74,11 @@ class Verbs:
         """Imports the handlers of gRPC calls, on a thread because that takes long."""
         while not self.loaded.is_set():
             try:
-                self.handlers = await threads.run_surely(all_handlers, self.services, abandon_on_cancel=True)
+                self.handlers = await threads.run_surely(
+                    all_handlers,
+                    self.services.at(self.services.settings.grpc_address),
+                    abandon_on_cancel=True,
+                )
                 self.loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,3 +52,7 @@ class Services:
     logging: LoggingService
     cache: ResponseCache | None
     custom_metrics: CustomMetrics
+
+    def at(self, host: str) -> Services:
+        """The same for clients that come by a listener on `host`, "" for a Unix socket: what they may do depends on it."""
+        return replace(self, repository=self.repository.at(host))

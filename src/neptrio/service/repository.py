@@ -39,16 +39,16 @@ class RepositoryService:
         settings: Settings,
         repository: RepositoryManager,
         of_models: bool = False,
-        exposed: bool = False,
+        host: str | None = None,
     ) -> None:
         """`of_models`: the callers are models of this server, which may do what settings deny to the network.
-        `exposed`: the callers come by a program that hosts the server; nobody knows from where, so they are taken for
-        clients on other machines.
+        `host`: what the listener listens on that the callers come by, "" for a Unix socket; None: they come by a program
+        that hosts the server, nobody knows from where, so they are taken for clients on other machines.
         """
         self._settings = settings
         self._repository = repository
         self._of_models = of_models
-        self._exposed = exposed
+        self._host = host
         self._checks = trio.CapacityLimiter(CHECKS)
 
     def _may(self, what: str, parameters: dict[str, Any]) -> None:
@@ -56,22 +56,19 @@ class RepositoryService:
         if self._of_models:
             return
         self._settings.change(what)
-        if not self._takes_code() and any(key.startswith(override.FILE) for key in parameters):
+        if not self._settings.takes_files(self._host) and any(
+            key.startswith(override.FILE) for key in parameters
+        ):
             raise Denied(
-                "files in load calls run as code, and the server takes none over the network unless it is started "
-                "with --allow-file-override=true, or listens on loopback addresses only and is not hosted by another "
-                "program"
+                "files in load calls run as code, and the server takes them only by a loopback address or a Unix socket "
+                "of its own, unless it is started with --allow-file-override=true"
             )
-
-    def _takes_code(self) -> bool:
-        """Whether a call may bring code along."""
-        return bool(self._settings.allow_file_override if self._exposed else self._settings.file_overrides)
 
     async def _may_run(self, name: str, parameters: dict[str, Any]) -> None:
         """Raises Denied for a configuration that names code which the model's own does not name, and that runs now does
         not, where the network may not send files."""
         text = parameters.get("config")
-        if self._of_models or self._takes_code() or not isinstance(text, str):
+        if self._of_models or self._settings.takes_files(self._host) or not isinstance(text, str):
             return
         record = self._repository.records.get(name)
         running = record.source.config if record is not None and record.source is not None else None
@@ -98,9 +95,9 @@ class RepositoryService:
 
         await threads.run(look, abandon_on_cancel=True)
 
-    def for_exposed(self) -> RepositoryService:
-        """The same for callers that may be on other machines, whatever the server itself listens on."""
-        return RepositoryService(self._settings, self._repository, exposed=True)
+    def at(self, host: str) -> RepositoryService:
+        """The same for callers that come by a listener on `host`, "" for a Unix socket."""
+        return RepositoryService(self._settings, self._repository, host=host)
 
     async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The $repository_index_response; with `timings` also when each version was loaded and how long that

@@ -62,6 +62,7 @@ class AdminServer:
         settings = services.settings
         address = settings.admin_address
         assert address is not None
+        services = services.at("" if address.path is not None else address.host)
         self._services = services
         self._metrics = metrics
         self._unix: UnixListener | None = None

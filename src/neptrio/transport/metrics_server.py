@@ -90,7 +90,7 @@ class MetricsServer:
         self.console: Console | None = None
         if services.settings.console_at(address):
             self.policy = http_policy(services.settings, services.tokens)
-            self.console = Console(services, self._origins, self.policy, rest_port, metrics)
+            self.console = Console(services.at(address), self._origins, self.policy, rest_port, metrics)
             services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -67,8 +67,9 @@ class RestServer:
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._policy = http_policy(settings, services.tokens)
+        self._host = str(listener.getsockname()[0])
         self._origins = OriginPolicy(
-            settings.cors_allow_origin, settings.allowed_host, is_loopback(str(listener.getsockname()[0]))
+            settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host)
         )
         self._app = self.make_app(services, self._policy, self._origins)
         self.http1: set[Http1Connection] = set()
@@ -89,7 +90,7 @@ class RestServer:
 
     def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
         """The app that answers every route."""
-        return RestApp(services, policy, origins)
+        return RestApp(services.at(self._host), policy, origins)
 
     def _held_bytes(self) -> int:
         one = sum(connection.held_bytes() for connection in self.http1)

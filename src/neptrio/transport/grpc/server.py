@@ -110,6 +110,7 @@ class GrpcServer:
         self.admin = listener is None
         self.admin_elsewhere = settings.admin_address is not None and not self.admin
         self.services = services
+        self._host = None if listener is None else str(listener.getsockname()[0])
         self.handlers: dict[bytes, Any] = {}
         self.handlers_loaded = trio.Event()
         self.policy = grpc_policy(settings, services.tokens)
@@ -190,9 +191,10 @@ class GrpcServer:
         return self._accepted
 
     async def load_handlers(self) -> None:
+        served = self.services if self._host is None else self.services.at(self._host)
         while not self.handlers_loaded.is_set():
             try:
-                self.handlers |= await threads.run_surely(all_handlers, self.services, abandon_on_cancel=True)
+                self.handlers |= await threads.run_surely(all_handlers, served, abandon_on_cancel=True)
                 self.handlers_loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)
