@@ -58,9 +58,13 @@ class Hypercorn:
         self.context = WorkerContext(None)
 
 
-async def import_early() -> None:
-    """Imports it in a thread, for a server that loads its models meanwhile."""
-    await threads.run_surely(Hypercorn, abandon_on_cancel=True)
+async def import_early() -> Hypercorn | None:
+    """Imports it in a thread, for a server that loads its models meanwhile. None, and a log line, if that fails."""
+    try:
+        return await threads.run_surely(Hypercorn, abandon_on_cancel=True)
+    except (ImportError, OSError) as error:  # there may be no descriptor left to read a file with
+        log.error("hypercorn could not be imported: %s", error)
+        return None
 
 
 class AppCalls:
@@ -70,9 +74,9 @@ class AppCalls:
         self._hypercorn: Hypercorn | None = None
 
     async def load(self) -> None:
-        """Imports what the first call needs (rule 4)."""
+        """Imports what the first call needs (rule 4). If that fails, the next call tries again."""
         if self._hypercorn is None:
-            self._hypercorn = await threads.run_surely(Hypercorn, abandon_on_cancel=True)
+            self._hypercorn = await import_early()
 
     async def run(
         self,
@@ -86,7 +90,10 @@ class AppCalls:
         when it was whole."""
         if self._hypercorn is None:
             await self.load()
-        assert self._hypercorn is not None
+        if self._hypercorn is None:
+            exchange.refuse(Internal("internal error: hypercorn could not be imported"))
+            exchange.connection.loop_pass.end()
+            return
         if not exchange.gone or not exchange.unread:
             await _Call(self._hypercorn, app, exchange, raw_headers, body, received).run()
 
