@@ -34,7 +34,6 @@ Rules:
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy
 
 from neptrio.transport.http2.stream cimport Account, Stream, Totals
 from neptrio.transport.http2.output cimport Output
@@ -62,6 +61,7 @@ log = logging.getLogger("neptrio.http2")
 
 cdef enum:
     PREFACE = 24     # bytes
+    HEAD = 9         # bytes of a frame's head
     LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
 
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
@@ -198,35 +198,40 @@ cdef class Session:
         return 0
 
     cdef int track(self, const uint8_t* data, size_t n) noexcept:
-        """Follows the frames, of which the library does not tell where streams have ended; returns how many were empty or unknown."""
+        """Follows the frames, of which the library does not tell where streams have ended; returns how many were empty or
+        unknown."""
         cdef size_t at = self.preface if self.preface < n else n
+        cdef size_t payload = self.payload
         cdef size_t step, whole = 0
+        cdef const uint8_t* head
         cdef int empty = 0
-        cdef uint8_t* head = self.head
         self.preface -= at
         while at < n:
-            if self.payload:
-                step = self.payload if self.payload < n - at else n - at
-                self.payload -= step
+            if payload:
+                step = payload if payload < n - at else n - at
+                payload -= step
                 at += step
             else:
-                step = 9 - self.head_bytes
-                if step > n - at:
-                    step = n - at
-                memcpy(head + self.head_bytes, data + at, step)
-                self.head_bytes += <int>step
-                at += step
-                if self.head_bytes < 9:
-                    break
-                self.head_bytes = 0
+                if self.head_bytes == 0 and n - at >= HEAD:
+                    head = data + at
+                    at += HEAD
+                else:
+                    self.head[self.head_bytes] = data[at]
+                    self.head_bytes += 1
+                    at += 1
+                    if self.head_bytes < HEAD:
+                        continue
+                    self.head_bytes = 0
+                    head = self.head
                 self.begun += 1
-                self.payload = <size_t>head[0] << 16 | <size_t>head[1] << 8 | <size_t>head[2]
+                payload = <size_t>head[0] << 16 | <size_t>head[1] << 8 | <size_t>head[2]
                 if head[3] == NGHTTP2_HEADERS or head[3] == NGHTTP2_CONTINUATION:
                     self.in_block = not head[4] & NGHTTP2_FLAG_END_HEADERS
-                elif head[3] > NGHTTP2_CONTINUATION or (head[3] == NGHTTP2_DATA and not self.payload):
+                elif head[3] > NGHTTP2_CONTINUATION or (head[3] == NGHTTP2_DATA and not payload):
                     empty += 1
-            if not self.payload and not self.in_block:
+            if not payload and not self.in_block:
                 whole = at
+        self.payload = payload
         self.frameless = n - whole if whole else self.frameless + n
         return empty
 
