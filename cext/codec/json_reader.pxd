@@ -18,7 +18,7 @@ cdef extern from *:
        control character; `end` when there is none. Eight bytes at once: a byte's high bit is left set by
        the subtraction where the byte is below 32, or equal to the character that it was compared with;
        the lowest such bit is exact, and only that one is used. */
-    static const unsigned char* past_ordinary(const unsigned char* p, const unsigned char* end) {
+    static inline const unsigned char* past_ordinary(const unsigned char* p, const unsigned char* end) {
     #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
         const uint64_t ones = 0x0101010101010101ull, high = 0x8080808080808080ull;
         while (end - p >= 8) {

@@ -461,8 +461,8 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     return 0
 
 
-def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None,
-                   reserve=None):
+cpdef bint decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None,
+                          reserve=None) except -1:
     # type: (..., Buffer, int | None, SharedMemory | None, ..., Buffer | None, Callable[[int], None] | None) -> bool
     """Fills `r` from an infer body. Returns whether outputs are binary by default.
 

@@ -105,8 +105,8 @@ cdef RequestedOutput _wanted(list outputs, str name):
     return None
 
 
-def encode_response(InferRequest request, InferResponse response, bint binary_default, bint later=False,
-                    Stop stop=None):
+cpdef tuple encode_response(InferRequest request, InferResponse response, bint binary_default, bint later=False,
+                            Stop stop=None):
     # type: (..., ..., ..., ..., ...) -> tuple[bytes, list[Tensor] | None, int] | None
     """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument.
 

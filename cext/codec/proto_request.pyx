@@ -362,7 +362,7 @@ def decodes_slowly(message):
         PyBuffer_Release(&view)
 
 
-def decode_request(InferRequest r not None, message, shared_memory=None, Stop stop=None, reserve=None):
+cpdef int decode_request(InferRequest r, message, shared_memory=None, Stop stop=None, reserve=None) except -1:
     # type: (..., Buffer, SharedMemory | None, ..., Callable[[int], None] | None) -> None
     """Fills `r` from the bytes of a ModelInferRequest.
 
@@ -372,6 +372,8 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
     Raises WireError for bytes that are no such message, TritonError for a message with invalid parameters or
     tensors (`r.id` and `r.model_name` are set then), Cancelled after stop.ask(), and what `reserve` raises.
     """
+    if r is None:
+        raise TypeError("expected an InferRequest, got None")
     cdef const int* asked = NULL if stop is None else &stop.asked
     cdef int steps = 0
     cdef Py_buffer view
@@ -405,7 +407,7 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
             known = _known_heads.find(<const unsigned char*>view.buf, head)
             if known is not None and len(known.inputs) == count:
                 known.fill_from(r, message, contents)
-                return r
+                return 0
         c.p = <const uint8_t*>view.buf
         c.end = c.p + view.len
         while c.p < c.end:
@@ -474,4 +476,4 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
         slices_free(&parameters)
         slices_free(&raw)
         PyBuffer_Release(&view)
-    return r
+    return 0

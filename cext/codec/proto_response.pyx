@@ -93,7 +93,7 @@ cdef object unsendable(InferResponse response, object error):
         Code.INTERNAL, Reason.BACKEND)
 
 
-def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
+cpdef list encode_response(InferResponse response, bint streamed=False, bint final=True):
     # type: (..., ..., ...) -> list[Any]
     """A response as one gRPC message: a list of buffers that begins with the 5-byte frame header.
 
@@ -101,6 +101,8 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
     error_message. Tensors larger than 32 KiB are in the list themselves. Raises TritonError when the names or
     parameters that a model gave do not fit the message.
     """
+    if response is None:
+        raise TypeError("expected an InferResponse, got None")
     cdef Tensor t
     cdef Out head, frame
     cdef char[512] head_memory

@@ -3,6 +3,8 @@
 The rules are those of neptrio/transport/grpc/server.py and infer.py. These also contain everything that is rare:
 compression, forwarded metadata, parked calls, deadlines, the ends of calls.
 """
+from neptrio.codec.proto_request cimport decode_request
+from neptrio.codec.proto_response cimport encode_response
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.grpc.message_stream cimport GrpcStream
 from neptrio.transport.http2.connection_core cimport Http2Core
@@ -16,8 +18,7 @@ from neptrio.request.infer_request cimport (
 from neptrio.observe.trace cimport Trace
 
 from neptrio.codec.outputs import select, selects_slowly
-from neptrio.codec.proto_request import decode_request, decodes_slowly
-from neptrio.codec.proto_response import encode_response
+from neptrio.codec.proto_request import decodes_slowly
 
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import wish
@@ -49,7 +50,7 @@ cdef class UnaryCore(GrpcStream):
 
     def __init__(self, session, int stream_id, headers, Http2Core connection):
         # type: (Http2Session, ..., neptrio.transport.http2.session.Headers, ...) -> None
-        GrpcStream.__init__(self, session, stream_id, headers)
+        self.begin(session, stream_id, headers)
         self.keeps = True
         if connection.forward is None:  # a header policy looks at whole messages
             self.source_of = connection.source_of

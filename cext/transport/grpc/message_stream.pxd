@@ -2,7 +2,7 @@
 from neptrio.transport.http2.stream cimport Stream
 
 cdef class GrpcStream(Stream):
-    cdef public object max_message_bytes  # type: int
+    cdef public Py_ssize_t max_message_bytes
     cdef unsigned char[5] prefix
     cdef int prefix_have
     cdef Py_ssize_t want

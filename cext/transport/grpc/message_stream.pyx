@@ -18,6 +18,7 @@ from neptrio.transport.http2.stream cimport Stream
 
 
 cdef enum:
+    MOST = 0x7FFFFFFF      # bytes of a message, where a kind of call has no lower limit
     ASKED = 32 << 10       # bytes of a message that the budget is not asked for
     ASKED_STEP = 256 << 10
 
@@ -32,11 +33,11 @@ OK_HEADERS = _OK_HEADERS  # type: list[tuple[bytes, bytes]]
 cdef class GrpcStream(Stream):
     """Base of every kind of call the server answers."""
 
-    def __init__(self, session, int stream_id, headers, max_message_bytes=0x7FFFFFFF):
-        # type: (Http2Session, ..., neptrio.transport.http2.session.Headers, int) -> None
-        self.begin(session, stream_id, headers)
-        self.max_message_bytes = max_message_bytes
+    cdef int begin(self, session, int stream_id, headers) except -1:
+        Stream.begin(self, session, stream_id, headers)
+        self.max_message_bytes = MOST
         self.want = -1
+        return 0
 
     # ------------------------------------------------------------ for subclasses
 
@@ -109,7 +110,7 @@ cdef class GrpcStream(Stream):
                     return 0
                 self.want = (<Py_ssize_t>self.prefix[1] << 24 | <Py_ssize_t>self.prefix[2] << 16
                              | <Py_ssize_t>self.prefix[3] << 8 | <Py_ssize_t>self.prefix[4])
-                if self.want > <Py_ssize_t>self.max_message_bytes:
+                if self.want > self.max_message_bytes:
                     self.refuse(8, f"received message larger than max ({self.want} vs. {self.max_message_bytes})")
                     return 0
                 self.have = 0

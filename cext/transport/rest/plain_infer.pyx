@@ -5,14 +5,14 @@ requests, each in its own way, and send the answers; what lies between is here.
 """
 from libc.stdint cimport int64_t
 
+from neptrio.codec.json_request cimport decode_request
+from neptrio.codec.json_response cimport encode_response
 from neptrio.execution.admission cimport Admission
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
 
 import logging
 
-from neptrio.codec.json_request import decode_request
-from neptrio.codec.json_response import encode_response
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE

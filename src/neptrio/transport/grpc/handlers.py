@@ -100,7 +100,8 @@ class HandlerCall(Call):
         path: bytes,
     ) -> None:
         self._most = message_bytes(path, connection.services.settings.max_load_bytes)
-        GrpcStream.__init__(self, session, stream_id, headers, self._most)
+        GrpcStream.__init__(self, session, stream_id, headers)
+        self.max_message_bytes = self._most
         self._held = 0  # bytes of the server's budget, for what a large message becomes
         self.keeps = True
         self._connection = connection

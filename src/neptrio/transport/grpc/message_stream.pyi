@@ -3,7 +3,6 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio.errors import TritonError
-from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import Stream
 
 OK_HEADERS: list[tuple[bytes, bytes]]
@@ -12,9 +11,6 @@ class GrpcStream(Stream):
     max_message_bytes: int
     keeps: bool
     source_of: Callable[[str, str], Callable[[int], Any] | None] | None
-    def __init__(
-        self, session: Http2Session, stream_id: int, headers: Headers, max_message_bytes: int = 0x7FFFFFFF
-    ) -> None: ...
     def on_message(self, message: Any, compressed: bool) -> None: ...
     def on_no_room(self, error: TritonError) -> None: ...
     def on_half_close(self) -> None: ...
