@@ -30,6 +30,14 @@ def test_the_linter_finds_nothing() -> None:
     assert done.returncode != 0 and "DL3025" in done.stdout
 
 
+def test_the_base_is_named_by_digest() -> None:
+    base = re.search(r"^ARG PYTHON=(\S+)$", TEXT, re.M)
+    assert base is not None and re.fullmatch(
+        r"[\w./-]+:3\.\d+\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base[1]
+    )
+    assert set(re.findall(r"^FROM (\S+)", TEXT, re.M)) == {"${PYTHON}"}
+
+
 def test_what_is_copied_is_there_and_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split("\n")
     kept = {line[1:] for line in ignored if line.startswith("!")}
