@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,22 @@ def test_trio_on_two_threads_shares_a_server() -> None:
 
         assert trio.run(main) == [8]
         assert asyncio.run(main()) == [8]
+
+
+def test_verbs_do_not_wait_for_asyncios_own_threads() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        released = threading.Event()
+        async with models.new_server() as server:
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            blocked = loop.run_in_executor(None, released.wait)
+            try:
+                assert await asyncio.wait_for(server.ready(), 30)
+                assert await asyncio.wait_for(server.model("double").ready(), 30)
+                await asyncio.wait_for(server.load("double"), 30)
+                assert (await asyncio.wait_for(server.index(), 30))[0]["state"] == "READY"
+            finally:
+                released.set()
+                await blocked
+
+    asyncio.run(main())

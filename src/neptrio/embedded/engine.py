@@ -4,21 +4,24 @@ Rules:
  1. soon() may be called from any thread while the engine is open; what it is given runs on the server's thread.
  2. A call that was entered gets an answer: when the engine closes, those that are left fail with Unavailable.
  3. After close() every use raises Unavailable.
+ 4. Verbs that are no inference are entered as requests are, run as tasks of the engine and answer into a mail: whoever
+    waits, on a thread, on trio or on asyncio, is woken without a thread of its own.
+ 5. A process that was forked has the objects and not the server's thread: there every use raises RuntimeError at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-import sniffio
 import trio
 
 from neptrio import startup
 from neptrio.embedded.asgi import AsgiFront
+from neptrio.embedded.mail import Mail, ThreadMail, mail_here
 from neptrio.errors import Unavailable
 from neptrio.loop import threads
 from neptrio.loop.mailbox import WorkItem
@@ -29,6 +32,7 @@ from neptrio.settings import Settings
 T = TypeVar("T")
 log = logging.getLogger("neptrio.server")
 STOPPED = "the server has stopped"
+FORKED = "this server was made in another process, which forked this one: make a server here, or use a client"
 
 
 class Entered(Protocol):
@@ -46,6 +50,50 @@ class _Soon(WorkItem):
         self._function()
 
 
+class _Verb:
+    """A verb under way: its mail gets (result, None) or (None, error), once."""
+
+    def __init__(
+        self, engine: Engine, mail: Mail, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
+    ) -> None:
+        self._engine = engine
+        self._mail = mail
+        self._function = function
+        self._args = args
+        self._scope = trio.CancelScope()
+        self._ended = False
+        engine.enter(self)
+
+    def begin(self) -> None:
+        """Starts it. On the server's thread."""
+        if not self._ended:
+            self._engine.verbs.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                self._end(await self._function(self._engine.core, *self._args), None)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.fail(Unavailable(STOPPED))  # cancelled: with the engine, or nobody waits any more
+
+    def _end(self, result: Any, error: Exception | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._engine.leave(self)
+            self._mail.put((result, error))
+
+    def fail(self, error: Exception) -> None:
+        """Ends it for its caller."""
+        self._end(None, error)
+
+    def cancel(self) -> None:
+        """Its caller does not wait any more."""
+        if not self._ended:
+            self._engine.later(self._scope.cancel)
+
+
 class Engine:
     """A server that runs, and the ways into its thread. Made on that thread."""
 
@@ -55,6 +103,8 @@ class Engine:
         self.core.fronts.append(self.asgi)
         self.token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self.verbs: trio.Nursery
         # Of the two below, because callers may be on any thread. Reentrant, because an iterator that is collected
         # while its thread is in here cancels its request.
         self._lock = threading.RLock()
@@ -64,7 +114,9 @@ class Engine:
     async def run(self, task_status: trio.TaskStatus[Engine]) -> None:
         """Loads the models, serves until stop(), drains and unloads. Reports the start when all models are loaded."""
         try:
-            await self.core.serve(lambda: task_status.started(self))
+            async with trio.open_nursery() as self.verbs:
+                await self.core.serve(lambda: task_status.started(self))
+                self.verbs.cancel_scope.cancel()
         finally:
             self.close()
 
@@ -82,7 +134,7 @@ class Engine:
     @property
     def here(self) -> bool:
         """Whether this is the server's own thread."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self._thread and os.getpid() == self._process
 
     def stop(self) -> None:
         """Begins the shutdown. On the server's thread; harmless when it has begun."""
@@ -98,7 +150,9 @@ class Engine:
             call.fail(Unavailable(STOPPED))
 
     def enter(self, call: Entered) -> None:
-        """Counts a call as under way. Raises Unavailable."""
+        """Counts a call as under way. Raises Unavailable, and RuntimeError in a forked process (rule 5)."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)  # before the lock, which a thread may have held when it forked
         with self._lock:
             if self._closed:
                 raise Unavailable(STOPPED)
@@ -111,7 +165,7 @@ class Engine:
 
     def soon(self, function: Callable[[], object]) -> None:
         """Runs `function` on the server's thread: at once if this is it, else with the next completions."""
-        if threading.get_ident() == self._thread:
+        if self.here:
             function()
             self.core.loop.loop_pass.soon()
         else:
@@ -119,7 +173,10 @@ class Engine:
 
     def later(self, function: Callable[[], object]) -> None:
         """Runs `function` on the server's thread with the next completions, whatever thread this is. For all that a
-        finalizer may call: iterators and generators end at any moment, in the middle of a scheduler's loop too."""
+        finalizer may call: iterators and generators end at any moment, in the middle of a scheduler's loop too.
+        Nothing happens in a forked process."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if not self._closed:
                 self.core.completions.post(_Soon(function))
@@ -135,27 +192,34 @@ class Engine:
 
         Raises what it raises, or Unavailable.
         """
-        if self._closed:
-            raise Unavailable(STOPPED)
-        if threading.get_ident() == self._thread:
+        if self.here:
             raise RuntimeError(
                 "this would block the server's own thread; use the object of `async with` there"
             )
+        mail = ThreadMail()
+        verb = _Verb(self, mail, function, args)
+        self.soon(verb.begin)
         try:
-            return trio.from_thread.run(function, self.core, *args, trio_token=self.token)
-        except (trio.RunFinishedError, trio.Cancelled):
-            raise Unavailable(STOPPED) from None
+            return _result(mail.get())
+        finally:
+            verb.cancel()
 
     async def reach(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The same for a task, of whichever loop."""
-        if sniffio.current_async_library() == "asyncio":
-            return await asyncio.to_thread(self.ask, function, *args)
-        if trio.lowlevel.current_trio_token() is self.token:
-            if self._closed:
-                raise Unavailable(STOPPED)
-            await trio.lowlevel.checkpoint()
-            return await function(self.core, *args)
-        return await threads.run(self.ask, function, *args, abandon_on_cancel=True)
+        mail = mail_here(self.token)
+        verb = _Verb(self, mail, function, args)
+        self.soon(verb.begin)
+        try:
+            return _result(await mail.get())
+        finally:
+            verb.cancel()
+
+
+def _result(item: tuple[Any, Exception | None]) -> Any:
+    result, error = item
+    if error is not None:
+        raise error
+    return result
 
 
 class OwnThread:

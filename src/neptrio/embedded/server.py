@@ -14,6 +14,7 @@ thread with a loop of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,6 +147,7 @@ class Server:
         if self._used:
             raise RuntimeError("this server has been started already: make another")
         self._used = True
+        self._process = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
         for function in self._functions.values():
             function.write(self._folder)
@@ -175,6 +177,8 @@ class Server:
         return self._engine
 
     def _clean(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked process leaves the context, too; what is on the disk belongs to the one that made it
         self._engine = None
         for function in self._functions.values():
             function.forget()
