@@ -260,3 +260,60 @@ def test_after_its_end_everything_is_refused() -> None:
     with pytest.raises(RuntimeError, match="has been started already"):
         with made.running():
             pytest.fail("it started twice")
+
+
+def test_functions_come_are_replaced_and_go(server: neptrio.RunningServer) -> None:
+    def number(x: float) -> float:
+        return x + 1
+
+    def other(x: float) -> float:
+        return x + 2
+
+    def wrong(x: float) -> float:
+        return x
+
+    def asked() -> float:
+        return float(server.model("number").infer({"x": [1.0]})["OUTPUT"][0])
+
+    server.add(number)
+    with pytest.raises(ValueError, match="'number' already; replace=True"):
+        server.add(other, name="number")
+    assert asked() == 2
+    server.add(other, name="number", replace=True)
+    assert asked() == 3
+    with pytest.raises(neptrio.TritonError):
+        server.add(wrong, name="number", replace=True, config={"backend": "nobody"})
+    assert asked() == 3, "what could not be loaded takes nobody's place"
+    server.unload("number")
+    server.add(number)
+    assert asked() == 2
+    server.remove("number")
+    with pytest.raises(neptrio.NotFound):
+        asked()
+    assert "number" not in [row["name"] for row in server.index()]
+    with pytest.raises(neptrio.NotFound, match="no function model 'number'"):
+        server.remove("number")
+
+
+def test_a_function_that_could_not_be_loaded_can_be_added_again(server: neptrio.RunningServer) -> None:
+    def late(x: float) -> float:
+        return x
+
+    with pytest.raises(neptrio.TritonError):
+        server.add(late, config={"backend": "nobody"})
+    assert server.add(late).infer({"x": [4.0]})["OUTPUT"].tolist() == [4]
+    server.remove("late")
+
+
+def test_start_and_stop_without_a_context() -> None:
+    made = models.new_server()
+    running = made.start()
+    try:
+        with pytest.raises(RuntimeError, match="been started already"):
+            made.start()
+        assert running.model("double").infer({"x": np.ones(1, np.float32)})["OUTPUT"].tolist() == [2]
+    finally:
+        running.stop()
+    made.stop()
+    with pytest.raises(neptrio.Unavailable):
+        running.ready()

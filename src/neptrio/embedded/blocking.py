@@ -6,13 +6,14 @@ The server runs on a thread of its own; any number of threads may call at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from neptrio.embedded import control
 from neptrio.embedded.call import Call
 from neptrio.embedded.engine import Engine
+from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.mail import ThreadMail
 from neptrio.embedded.model import AHEAD, ModelHandle, SequenceState, opened
 from neptrio.embedded.options import InferOptions
@@ -20,7 +21,7 @@ from neptrio.embedded.response import Response
 from neptrio.request.infer_request import InferResponse
 
 if TYPE_CHECKING:
-    from neptrio.embedded.functions import FunctionModel
+    from neptrio.embedded.server import Server
 
 
 class BlockingModel(ModelHandle):
@@ -121,19 +122,31 @@ class BlockingSequence(SequenceState):
 class RunningServer:
     """A server that runs on its own thread. From Server.running(); Server says what the methods do."""
 
-    def __init__(self, engine: Engine, add: Callable[..., FunctionModel]) -> None:
+    def __init__(self, engine: Engine, server: Server) -> None:
         self._engine = engine
-        self._add = add
+        self._server = server
 
     def model(self, name: str, version: str = "") -> BlockingModel:
         """A model of this server. It need not be loaded yet."""
         return BlockingModel(self._engine, name, version)
 
-    def add(self, function: Any, **options: Any) -> BlockingModel:
-        """Makes a function a model and loads it: see Server.model(). Raises TritonError, TypeError."""
-        made = self._add(function, **options)
-        self._engine.ask(control.load, made.name, None, None)
+    def add(self, function: Any, *, replace: bool = False, **options: Any) -> BlockingModel:
+        """Makes a function a model and loads it: see Server.add(). Raises TritonError, TypeError, ValueError."""
+        made = FunctionModel(function, **options)
+        replaces = replace or not self._engine.ask(control.serves, made.name)
+        with self._server._added(made, replaces):
+            self._engine.ask(control.load, made.name, None, None)
         return self.model(made.name)
+
+    def remove(self, name: str) -> None:
+        """Unloads a function model and forgets its function. Raises NotFound when there is none of that name."""
+        self._server._removable(name)
+        self._engine.ask(control.unload, name, False)
+        self._server._forget(name)
+
+    def stop(self) -> None:
+        """Ends the server: see Server.stop()."""
+        self._server.stop()
 
     def ready(self) -> bool:
         """Whether the server is ready for requests."""

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from neptrio.errors import TritonError
 from neptrio.repository.override import FILE
 from neptrio.server import Server
 from neptrio.service.repository import check_name
@@ -56,6 +57,15 @@ async def load(
     for path, content in (files or {}).items():
         parameters[path if path.startswith(FILE) else FILE + path] = bytes(content)
     await core.repository.load(name, parameters)
+
+
+async def serves(core: Server, name: str) -> bool:
+    """Whether requests to a model are taken."""
+    try:
+        core.services.admission.lookup(name, "")
+    except TritonError:
+        return False
+    return True
 
 
 async def unload(core: Server, name: str, unload_dependents: bool) -> None:

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,16 +116,22 @@ class FunctionModel:
         from neptrio.config import model_config  # not needed in a model's process
 
         message = model_config.parse_json(json.dumps(self.config()), f"config= of model '{self.name}'")
+        self.forget()
         self._key = f"{next(_numbers)}-{self.name}"
         _functions[self._key] = self
         folder = repository / self.name
-        (folder / "1").mkdir(parents=True)
+        (folder / "1").mkdir(parents=True, exist_ok=True)
         (folder / "config.pbtxt").write_text(text_format.MessageToString(message))
         (folder / "1" / "model.py").write_text(MODEL_PY.format(key=self._key, app=self.app, name=self.name))
 
     def forget(self) -> None:
-        """The server has ended."""
+        """The server has ended, or has another function of this name."""
         _functions.pop(self._key, None)
+
+    def remove(self, repository: Path) -> None:
+        """Removes what write() has made."""
+        self.forget()
+        shutil.rmtree(repository / self.name, ignore_errors=True)
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from neptrio.embedded.blocking import RunningServer
 from neptrio.embedded.engine import Engine, OwnThread, first_error
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.model import Model
-from neptrio.errors import Unavailable
+from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
 
 # what a server inside a program does unless it is told: nothing that other processes can notice
@@ -67,6 +67,7 @@ class Server:
         self._folder: Path | None = None
         self._engine: Engine | None = None
         self._used = False
+        self._process = os.getpid()
         self._stack: AsyncExitStack | None = None
         self._thread: OwnThread | None = None
 
@@ -96,23 +97,61 @@ class Server:
 
         return decorate if first is None else decorate(first)
 
-    async def add(self, function: Callable[..., Any], **options: Any) -> Model:
+    async def add(self, function: Callable[..., Any], *, replace: bool = False, **options: Any) -> Model:
         """Makes a function a model of the running server, and loads it. Options as for model().
 
-        Raises TritonError, or TypeError for a function that cannot be a model.
+        `replace`: instead of the function model of that name, if there is one; without it, one that is loaded stays, and
+        ValueError is raised. Raises TritonError, or TypeError for a function that cannot be a model; the server's functions
+        are then those from before.
         """
-        made = self._new(function, **options)
-        await self._running().reach(control.load, made.name, None, None)
-        return Model(self._running(), made.name)
+        engine, made = self._running(), FunctionModel(function, **options)
+        replaces = replace or not await engine.reach(control.serves, made.name)
+        with self._added(made, replaces):
+            await engine.reach(control.load, made.name, None, None)
+        return Model(engine, made.name)
 
-    def _new(self, function: Callable[..., Any], **options: Any) -> FunctionModel:
+    async def remove(self, name: str) -> None:
+        """Unloads a function model and forgets its function. Raises NotFound when there is none of that name."""
+        self._removable(name)
+        await self._running().reach(control.unload, name, False)
+        self._forget(name)
+
+    def _new(self, function: Callable[..., Any], **options: Any) -> None:
         made = FunctionModel(function, **options)
         if made.name in self._functions:
             raise ValueError(f"this server has a function model '{made.name}' already")
         self._functions[made.name] = made
-        if self._folder is not None:
-            made.write(self._folder)
-        return made
+
+    @contextmanager
+    def _added(self, made: FunctionModel, replaces: bool) -> Iterator[None]:
+        """Has the function's folder written; as before, with what it replaces, if the body fails. Raises ValueError."""
+        before = self._functions.get(made.name)
+        if before is not None and not replaces:
+            raise ValueError(
+                f"this server has a function model '{made.name}' already; replace=True takes its place"
+            )
+        assert self._folder is not None
+        made.write(self._folder)
+        self._functions[made.name] = made
+        try:
+            yield
+        except BaseException:
+            self._forget(made.name)
+            if before is not None:
+                before.write(self._folder)
+                self._functions[made.name] = before
+            raise
+        if before is not None:
+            before.forget()
+
+    def _removable(self, name: str) -> None:
+        if name not in self._functions:
+            raise NotFound(f"this server has no function model '{name}'")
+
+    def _forget(self, name: str) -> None:
+        made = self._functions.pop(name, None)
+        if made is not None and self._folder is not None:
+            made.remove(self._folder)
 
     @property
     def functions(self) -> Mapping[str, FunctionModel]:
@@ -140,7 +179,11 @@ class Server:
     def _once(self) -> Settings:
         """The settings of the one run. Raises RuntimeError at the second, ValueError for what does not fit together."""
         repositories, given = self._prepare(self._settings)
-        return Settings(model_repository=repositories, **given)
+        try:
+            return Settings(model_repository=repositories, **given)
+        except BaseException:
+            self._clean()
+            raise
 
     def _prepare(self, given: dict[str, Any]) -> tuple[tuple[Repository, ...], dict[str, Any]]:
         """Makes the functions' repository; returns all repositories and the settings with what functions need."""
@@ -149,8 +192,12 @@ class Server:
         self._used = True
         self._process = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
-        for function in self._functions.values():
-            function.write(self._folder)
+        try:
+            for function in self._functions.values():
+                function.write(self._folder)
+        except BaseException:
+            self._clean()
+            raise
         if given.get("model_control_mode") == "explicit":
             given = {**given, "load_model": (*given.get("load_model", ()), *self._functions)}
         return (*self._repositories, self._folder), given
@@ -194,13 +241,26 @@ class Server:
 
         Raises TritonError when a model cannot be loaded (unless exit_on_error=False), OSError for a port.
         """
-        thread = OwnThread(self._once(), clock)
         try:
-            self._engine = thread.start()
-            yield RunningServer(self._engine, self._new)
+            yield self.start(clock)
         finally:
-            thread.stop()
-            self._clean()
+            self.stop()
+
+    def start(self, clock: trio.abc.Clock | None = None) -> RunningServer:
+        """running() without a context, for notebooks and frameworks with start and stop hooks: stop() ends it."""
+        self._thread = OwnThread(self._once(), clock)
+        try:
+            self._engine = self._thread.start()
+        except BaseException:
+            self.stop()
+            raise
+        return RunningServer(self._engine, self)
+
+    def stop(self) -> None:
+        """Ends what start() began: drains, unloads, and returns when the server's thread has ended. Harmless after that."""
+        if self._thread is not None:
+            self._thread.stop()
+        self._clean()
 
     async def __aenter__(self) -> Server:
         settings = self._once()
