@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import neptrio
 
 Floats = npt.NDArray[np.float32]
+Matrix = Annotated[np.ndarray, neptrio.TensorSpec("FP32", [2])]
 calls: list[Any] = []
 gate = threading.Event()  # hold() returns when it is set
 
@@ -46,6 +48,14 @@ def new_server(**settings: Any) -> neptrio.Server:
         return f"hello {name} " * times
 
     @server.model
+    def maybe(x: float | None, y: Optional[Floats] = None) -> str:  # noqa: UP045  # both are written
+        return f"{x} {None if y is None else y.tolist()}"
+
+    @server.model(max_batch_size=4, batching={"max_queue_delay_microseconds": 20_000})
+    def rows(x: Matrix, bias: Matrix | None) -> Matrix:
+        return x if bias is None else x + bias
+
+    @server.model
     def count(n: int, context: neptrio.Context) -> Iterator[int]:
         for i in range(n):
             if context.cancelled:
@@ -58,6 +68,21 @@ def new_server(**settings: Any) -> neptrio.Server:
         for i in range(n):
             await asyncio.sleep(0)
             yield np.array([i])
+
+    @server.model
+    def endless(n: int) -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            calls.append("endless closed")
+
+    @server.model
+    async def endless_async(n: int) -> AsyncIterator[int]:
+        try:
+            for i in itertools.count():
+                yield i
+        finally:
+            calls.append("endless_async closed")
 
     @server.model(instances=2)
     def hold(x: Floats) -> Floats:

@@ -317,3 +317,64 @@ def test_start_and_stop_without_a_context() -> None:
     made.stop()
     with pytest.raises(neptrio.Unavailable):
         running.ready()
+
+
+def test_inputs_that_may_be_none(server: neptrio.RunningServer) -> None:
+    model = server.model("maybe")
+    assert model.infer({})["OUTPUT"].tolist() == [b"None None"]
+    assert model.infer({"x": 1.5, "y": [1, 2]})["OUTPUT"].tolist() == [b"1.5 [1.0, 2.0]"]
+    with ThreadPoolExecutor(4) as threads:
+        each = [{"x": [[i, i]]} | ({"bias": [[1, 1]]} if i % 2 else {}) for i in range(8)]
+        found = list(threads.map(server.model("rows").infer, each))
+    assert [r["OUTPUT"].tolist() for r in found] == [[[i + i % 2] * 2] for i in range(8)]
+
+
+def test_one_element_needs_no_list(server: neptrio.RunningServer) -> None:
+    assert server.model("greet").infer({"name": "you", "times": 2})["OUTPUT"][0] == b"hello you hello you "
+    assert server.model("maybe").infer({"x": np.float64(2)})["OUTPUT"][0] == b"2.0 None"
+    with pytest.raises(neptrio.InvalidArgument, match="x"):
+        server.model("double").infer({"x": 1.0})  # an array is annotated
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("greet", {"name": None}),
+        ("greet", {"name": ["a", None]}),
+        ("greet", {"name": np.array([None], object)}),
+        ("double", {"x": [1.0, None]}),
+        ("double", {"x": np.ma.masked_array([1.0, 2.0], [False, True]).astype(np.float32)}),
+        ("nobody", {"x": [None]}),
+    ],
+    ids=str,
+)
+def test_none_is_no_element(server: neptrio.RunningServer, model: str, inputs: dict[str, object]) -> None:
+    with pytest.raises(neptrio.InvalidArgument, match=r"None|masked"):
+        server.model(model).infer(inputs)
+
+
+def test_nan_is_an_element(server: neptrio.RunningServer) -> None:
+    assert np.isnan(server.model("double").infer({"x": [float("nan")]})["OUTPUT"]).all()
+
+
+def test_a_request_that_was_refused_does_not_begin_or_end_its_sequence(
+    server: neptrio.RunningServer,
+) -> None:
+    with server.model("accumulate").sequence() as sequence:
+        with pytest.raises(neptrio.InvalidArgument):
+            sequence.infer({"x": ["no number"]})
+        assert sequence.infer({"x": [5]})["total"].item() == 5
+        with pytest.raises(neptrio.InvalidArgument):
+            sequence.infer({"x": ["no number"]}, end=True)
+        assert sequence.infer({"x": [2]}, end=True)["total"].item() == 7
+
+
+def test_an_iterator_that_is_left_early_is_no_failure(
+    server: neptrio.RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for model in ("endless", "endless_async"):
+        responses = server.model(model).stream({"n": 1})
+        assert next(responses)["OUTPUT"].tolist() == [0]
+        responses.close()  # type: ignore[attr-defined]
+        until(lambda: f"{model} closed" in models.calls, "the generator is closed")  # noqa: B023
+    assert "failed" not in caplog.text

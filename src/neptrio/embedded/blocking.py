@@ -105,13 +105,15 @@ class BlockingSequence(SequenceState):
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As BlockingModel.infer()."""
-        return self._handle.infer(inputs, **self._next(options, end))
+        with self._next(options, end) as said:
+            return self._handle.infer(inputs, **said)
 
     def stream(
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Iterator[Response]:
         """The next request, to a decoupled model. As BlockingModel.stream()."""
-        return self._handle.stream(inputs, **self._next(options, end))
+        with self._next(options, end) as said:
+            yield from self._handle.stream(inputs, **said)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

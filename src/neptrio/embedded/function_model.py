@@ -57,7 +57,7 @@ class _Base:
 
     def _arguments(self, request: Any) -> dict[str, Any]:
         """The function's arguments for one request. Raises InvalidArgument."""
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = dict.fromkeys(self._signature.none)
         for spec in self._signature.inputs:
             tensor = utils.get_input_tensor_by_name(request, spec.name)
             if tensor is not None:
@@ -103,17 +103,33 @@ class _Base:
         log.error("the function of model '%s' failed", self._model.name, exc_info=error)
         return utils.TritonError(summary(error))
 
+    @staticmethod
+    def _sent(request: Any, sender: Any, response: Any) -> bool:
+        """Sends one of several responses; False when the client does not want more."""
+        if request.is_cancelled():
+            return False
+        try:
+            sender.send(response)
+        except Exception:
+            if not request.is_cancelled():
+                raise
+            return False  # cancelled a moment ago: no failure of the function
+        return True
+
     def _batches(self, requests: list[Any]) -> Iterator[tuple[list[int], dict[str, np.ndarray], list[int]]]:
         """Requests with the same inputs: their places, the joined inputs, and how many rows each has."""
         groups: dict[tuple[str, ...], list[int]] = {}
         given = [self._arguments(request) for request in requests]
         for place, arguments in enumerate(given):
-            groups.setdefault(tuple(arguments), []).append(place)
+            groups.setdefault(
+                tuple(name for name, array in arguments.items() if array is not None), []
+            ).append(place)
         for names, places in groups.items():
-            if len(places) == 1:
-                joined = given[places[0]]
-            else:
-                joined = {name: np.concatenate([given[place][name] for place in places]) for name in names}
+            joined = given[places[0]]
+            if len(places) > 1:
+                joined = joined | {
+                    name: np.concatenate([given[place][name] for place in places]) for name in names
+                }
             yield places, joined, [len(given[place][names[0]]) if names else 1 for place in places]
 
     def _split(self, result: Any, rows: list[int]) -> list[Any]:
@@ -195,9 +211,8 @@ class _Generator(_Base):
                 items = self._function(**self._arguments(request))
                 try:
                     for item in items:
-                        if request.is_cancelled():
+                        if not self._sent(request, sender, self._response(item)):
                             break
-                        sender.send(self._response(item))
                 finally:
                     items.close()
             except Exception as error:
@@ -218,9 +233,8 @@ class _AsyncGenerator(_Base):
             items = self._function(**self._arguments(request))
             try:
                 async for item in items:
-                    if request.is_cancelled():
+                    if not self._sent(request, sender, self._response(item)):
                         break
-                    sender.send(self._response(item))
             finally:
                 await items.aclose()
         except Exception as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -14,7 +14,7 @@ from neptrio.embedded.call import Call
 from neptrio.embedded.engine import Engine
 from neptrio.embedded.mail import AsyncMail, Item, Mail, mail_here
 from neptrio.embedded.options import InferOptions, checked_timeout, new_request
-from neptrio.embedded.response import Response
+from neptrio.embedded.response import Response, Wanted
 from neptrio.errors import CLASSES, TritonError
 from neptrio.request.infer_request import InferResponse
 
@@ -36,18 +36,24 @@ class ModelHandle:
         self, inputs: Mapping[str, Any], options: InferOptions, mail: Mail, one_response: bool
     ) -> Call:
         timeout = checked_timeout(options)
-        request = new_request(self.name, self.version, inputs, self._dtypes(), options)
+        request = new_request(self.name, self.version, inputs, self._wanted(), options)
         call = Call(self._engine, request, mail, one_response, timeout)
         self._engine.soon(call.begin)
         return call
 
-    def _dtypes(self) -> dict[str, int]:
-        """Input name -> datatype number; nothing for a model that does not serve: the request will say why."""
+    def _wanted(self) -> dict[str, Wanted]:
+        """What inputs the model wants; nothing for a model that does not serve: the request will say why."""
         try:
             model = self._engine.core.services.admission.lookup(self.name, self.version)
         except TritonError:
             return {}
-        return {spec.name: spec.dtype for spec in model.input_specs}
+        one = not model.max_batch_size
+        return {
+            spec.name: Wanted(
+                spec.dtype, spec.dims if one and spec.dims and all(n == 1 for n in spec.dims) else None
+            )
+            for spec in model.input_specs
+        }
 
 
 def opened(item: Item) -> tuple[Response | None, bool]:
@@ -184,11 +190,21 @@ class SequenceState:
         self._begun = False
         self._ended = False
 
-    def _next(self, options: InferOptions, end: bool) -> InferOptions:
+    @contextmanager
+    def _next(self, options: InferOptions, end: bool) -> Iterator[InferOptions]:
+        """The options of the next request, which the body makes.
+
+        A request that failed has neither begun nor ended the sequence: the next one says it again.
+        """
         if self._ended:
             raise RuntimeError(f"sequence {self.id} has ended")
         first, self._begun, self._ended = not self._begun, True, end
-        return {**options, "sequence_id": self.id, "sequence_start": first, "sequence_end": end}
+        try:
+            yield {**options, "sequence_id": self.id, "sequence_start": first, "sequence_end": end}
+        except TritonError:
+            self._begun = self._begun and not first
+            self._ended = self._ended and not end
+            raise
 
     def _leave(self) -> None:
         """Ends the sequence if it is live. On the server's thread."""
@@ -216,15 +232,17 @@ class Sequence(SequenceState):
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As Model.infer()."""
-        return await self._handle.infer(inputs, **self._next(options, end))
+        with self._next(options, end) as said:
+            return await self._handle.infer(inputs, **said)
 
     async def stream(
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> AsyncIterator[Response]:
         """The next request, to a decoupled model. As Model.stream()."""
-        async with aclosing(self._handle.stream(inputs, **self._next(options, end))) as responses:  # type: ignore[type-var]
-            async for response in responses:
-                yield response
+        with self._next(options, end) as said:
+            async with aclosing(self._handle.stream(inputs, **said)) as responses:  # type: ignore[type-var]
+                async for response in responses:
+                    yield response
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

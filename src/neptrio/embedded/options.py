@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from neptrio.embedded.response import tensors
+from neptrio.embedded.response import Wanted, tensors
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import InferRequest, RequestedOutput
 
@@ -45,9 +45,9 @@ def checked_timeout(options: InferOptions) -> float | None:
 
 
 def new_request(
-    name: str, version: str, inputs: Mapping[str, Any], dtypes: Mapping[str, int], options: InferOptions
+    name: str, version: str, inputs: Mapping[str, Any], wanted: Mapping[str, Wanted], options: InferOptions
 ) -> InferRequest:
-    """A request for that model; `dtypes` are its inputs' datatypes. Raises InvalidArgument, TypeError."""
+    """A request for that model; `wanted` says what its inputs are. Raises InvalidArgument, TypeError."""
     unknown = set(options) - set(InferOptions.__annotations__)
     if unknown:
         raise TypeError(
@@ -68,5 +68,5 @@ def new_request(
         request.parameters = dict(options["parameters"])
     if "outputs" in options:
         request.outputs = [RequestedOutput(output) for output in dict.fromkeys(options["outputs"])]
-    request.inputs = tensors(inputs, dtypes)
+    request.inputs = tensors(inputs, wanted)
     return request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,34 +48,69 @@ class Response(Mapping[str, np.ndarray]):
         return f"<Response of {self.model_name} {self.model_version}: {outputs}>"
 
 
-def tensors(inputs: Mapping[str, Any], dtypes: Mapping[str, int]) -> list[Tensor]:
+def tensors(inputs: Mapping[str, Any], wanted: Mapping[str, Wanted]) -> list[Tensor]:
     """Input tensors over the memory of the caller's arrays, which are copied only if they are not contiguous.
 
-    What is no array (a list, a number) becomes one of the datatype that the model wants (`dtypes`: name -> number).
-    Raises InvalidArgument for what is no tensor.
+    What is no array (a list, a number) becomes one of the datatype that the model wants, and one element a tensor of the
+    model's shape where that has one element. Raises InvalidArgument for what is no tensor.
     """
     made = []
     for name, value in inputs.items():
+        of = wanted.get(name, ANYTHING)
         try:
-            array = _array(value, dtypes.get(name, 0))
+            array = _array(value, of.dtype)
+            if array.ndim == 0 and of.one is not None:
+                array = array.reshape(of.one)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(
-                f"input '{name}' cannot become an array{_of(dtypes.get(name, 0))}: {text_of(error)}"
+                f"input '{name}' cannot become an array{_of(of.dtype)}: {text_of(error)}"
             ) from None
         made.append(from_numpy(name, array))
     return made
 
 
+class Wanted(NamedTuple):
+    """What a model wants of an input: the datatype's number, 0 if it is not known, and the shape if that has one element."""
+
+    dtype: int
+    one: tuple[int, ...] | None
+
+
+ANYTHING = Wanted(0, None)
+
+
 def _array(value: Any, wanted: int) -> np.ndarray:
+    if value is None:
+        raise TypeError("got None; leave out an optional input that is not given")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError("some of its elements are masked, and tensors have no masks; use filled()")
     if isinstance(value, (np.ndarray, np.generic)):
-        return np.asarray(value)
+        return _full(np.asarray(value))
     if hasattr(value, "__array__"):
-        return np.asarray(value)
+        return _full(np.asarray(value))
     if hasattr(value, "__dlpack__"):
         return np.from_dlpack(value)
     if wanted == datatypes.BYTES:
-        return np.array(value, dtype=object)
-    return np.asarray(value, dtype=datatypes.NUMPY[wanted] if wanted else None)
+        return _full(np.array(value, dtype=object))
+    array = np.asarray(value, dtype=datatypes.NUMPY[wanted] if wanted else None)
+    if array.dtype == bool or (array.dtype.kind == "f" and np.isnan(array).any()):
+        _refuse_none(value)  # which numpy has made False, or nan
+    return _full(array)
+
+
+def _full(array: np.ndarray) -> np.ndarray:
+    """The array. Raises TypeError when one of its elements is None, which no datatype has."""
+    if array.dtype == object and any(element is None for element in array.flat):
+        raise TypeError("an element is None")
+    return array
+
+
+def _refuse_none(value: Any) -> None:
+    if value is None:
+        raise TypeError("an element is None")
+    if isinstance(value, (list, tuple)):
+        for element in value:
+            _refuse_none(element)
 
 
 def _of(dtype: int) -> str:

@@ -7,7 +7,8 @@ What an annotation says:
     str, bytes, int, float, bool                           one element: BYTES, BYTES, INT64, FP64, BOOL, shape [1]
     Context                                                no input: who asks, and how (at most one parameter)
 
-A parameter with a default is an optional input. A result is one output called OUTPUT, a tuple OUTPUT0, OUTPUT1 and so
+A parameter with a default is an optional input, and so is one that may be None (`float | None`, Optional[float]), which is
+what it is without a default when a client leaves it out. A result is one output called OUTPUT, a tuple OUTPUT0, OUTPUT1 and so
 on, a TypedDict or NamedTuple has names; Iterator[...] and AsyncIterator[...] of these make the model decoupled.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +51,9 @@ class TensorSpec:
     name: str = ""
     optional: bool = False
     scalar: type | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # annotations of Optional[...] are hashed
 
     @property
     def number(self) -> int:
@@ -114,6 +119,7 @@ class Signature:
     context: str = ""  # the parameter that gets the Context
     decoupled: bool = False
     asynchronous: bool = False
+    none: tuple[str, ...] = ()  # optional inputs without a default: None when a request leaves them out
 
 
 Tensors = Mapping[str, Any] | Sequence[TensorSpec]
@@ -185,7 +191,12 @@ def read(
             result = typing.get_args(result)[0]
         made = _results(result, f"model '{name}', result")
     asynchronous = inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
-    return Signature(taken, made, context, decoupled, asynchronous)
+    none = tuple(
+        t.name
+        for t in taken
+        if t.optional and t.name in named and named[t.name].default is inspect.Parameter.empty
+    )
+    return Signature(taken, made, context, decoupled, asynchronous, none)
 
 
 def _results(hint: Any, where: str) -> tuple[TensorSpec, ...]:
@@ -229,6 +240,10 @@ def _spec(name: str, hint: Any, where: str) -> TensorSpec:
             made = replace(extra, name=name)
             made.number  # noqa: B018  # raises for what is no datatype
             return made
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        if len(kinds) == 1 and len(kinds) < len(typing.get_args(hint)):
+            return replace(_spec(name, kinds[0], where), optional=True)
     if hint in SCALARS:
         return TensorSpec(SCALARS[hint], (1,), name, scalar=hint)
     dtype = _dtype_of(hint)
@@ -236,7 +251,7 @@ def _spec(name: str, hint: Any, where: str) -> TensorSpec:
         return TensorSpec(dtype, (-1,), name)
     raise TypeError(
         f"{where}: {hint!r} does not say a datatype; expected Annotated[np.ndarray, TensorSpec(...)], "
-        "npt.NDArray[np.float32], str, bytes, int, float or bool"
+        "npt.NDArray[np.float32], str, bytes, int, float or bool, or one of these or None"
     )
 
 
