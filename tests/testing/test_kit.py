@@ -101,6 +101,28 @@ def test_a_server_ends_whatever_its_models_do() -> None:
     assert all(request.result(60)["y"].tolist() == [0] for request in asked)
 
 
+def test_a_request_behind_a_held_one_waits(neptrio_serve: Serve) -> None:
+    fake = FakeModel(X, Y).holds()
+    server = neptrio_serve(fake)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.infer, "fake", x=[1])]
+        fake.until_asked()
+        asked.append(pool.submit(server.infer, "fake", x=[1]))
+        server.until_queued("fake", 1)  # in a batch that is prepared for the busy instance
+        fake.release(2)
+        assert [each.result(60)["y"].tolist() for each in asked] == [[0], [0]]
+
+
+def test_a_test_that_fails_beside_a_held_execution_ends(neptrio_serve: Serve) -> None:
+    fake = FakeModel(X, Y).holds()
+    server = neptrio_serve(fake)
+    with pytest.raises(ZeroDivisionError), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.infer, "fake", x=[1])
+        fake.until_asked()
+        1 / 0  # noqa: B018  # what a wrong assertion does: the executor waits for the model then
+    assert asked.result(0)["y"].tolist() == [0]
+
+
 @pytest.mark.slow
 def test_the_plugin_in_a_suite_of_its_own(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["neptrio.testing.plugin"]')

@@ -3,12 +3,14 @@
 Rules:
  1. A script is a list of steps: each answers(), fails() ends one. Execution n does step n; the last one repeats.
  2. takes() and holds() belong to the step that follows. A script without a step answers zeros.
- 3. A held execution waits for release(). When the server ends, or the test, every one is released.
+ 3. A held execution waits for release(). When the server ends, or the test, every one is released; also when an error leaves
+    the test while it is inside a context that waits for threads, which would wait for this model for ever.
  4. Times are those of the clock, so a jump ends a model's delay.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +24,10 @@ from neptrio.embedded.signature import Context, Tensors
 from neptrio.testing.clock import Clock
 
 Answer = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
+LOOK_SECONDS = 0.1
 PATIENCE = 60.0  # seconds of real time that a test waits for its server, far more than it takes
+
+JOINING = ("threading", "concurrent.futures.thread")  # modules whose join() and shutdown() wait for threads
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class FakeModel:
         self.name = name
         self.records: list[Record] = []
         self.clock = Clock()
+        self.tester = 0  # the thread that runs the test
         self._decoupled = decoupled
         self._script: list[_Step] = []
         self._next = _Step()
@@ -162,7 +168,9 @@ class FakeModel:
             self.records.append(record)
             self._changed.notify_all()
             if step.holds:
-                self._changed.wait_for(lambda: self._over or self._allowed > 0)
+                while not self._over and self._allowed <= 0:
+                    if not self._changed.wait(LOOK_SECONDS) and _fails(self.tester):
+                        self._over = True  # rule 3
                 self._allowed -= 1
             if step.seconds:
                 self.clock.wait(self._changed, lambda: self._over, self.clock.now() + step.seconds)
@@ -182,3 +190,15 @@ class FakeModel:
             }
         answer = step.answers[0]
         return answer(**inputs) if callable(answer) else answer
+
+
+def _fails(thread: int) -> bool:
+    """Whether an error is leaving that thread's code, and it waits for other threads on the way."""
+    if sys._current_exceptions().get(thread) is None:
+        return False
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name in ("join", "shutdown") and frame.f_globals.get("__name__") in JOINING:
+            return True
+        frame = frame.f_back
+    return False

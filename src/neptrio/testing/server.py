@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +33,7 @@ class TestServer:
         for each in what:
             if isinstance(each, FakeModel):
                 each.clock = self.clock
+                each.tester = threading.get_ident()
                 self._made._functions[each.name] = each.model
             elif not isinstance(each, (str, Path)):
                 self._made.model(each)
@@ -65,7 +67,7 @@ class TestServer:
         return self.model(model).infer(inputs)
 
     def until_queued(self, model: str, requests: int = 1) -> None:
-        """Waits until that many requests wait in the model's queue. Raises TimeoutError after a minute of real time."""
+        """Waits until that many requests wait for the model, in its queue or in a batch for a busy instance. Raises TimeoutError after a minute of real time."""
         self._until("queued", model, requests)
 
     def until_idle(self, model: str) -> None:
@@ -76,12 +78,13 @@ class TestServer:
         end = time.monotonic() + PATIENCE
         while True:
             live = self.server.statistics(model, live=True)["model_stats"][0]["live"]
-            if live["queued"] >= requests if what else not live["queued"] and not live["executing"]:
+            waiting = live["queued"] + live["prepared"]  # a prepared batch waits for its instance
+            if waiting >= requests if what else not waiting and not live["executing"]:
                 return
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"model '{model}' has {live['queued']} requests in its queue and {live['executing']} in "
-                    f"execution, expected {f'{requests} in the queue' if what else 'none'}"
+                    f"model '{model}' has {waiting} requests that wait and {live['executing']} in execution, expected "
+                    f"{f'{requests} that wait' if what else 'none'}"
                 )
 
     def http_client(self, **options: Any) -> Any:
