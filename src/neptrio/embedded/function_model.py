@@ -3,7 +3,8 @@
 Rules:
  1. A request gets exactly one response or error of the function, or for a generator its items and then the end.
  2. With batching, requests that have the same inputs are one call. If it fails, each of them gets the error.
- 3. What the function raises is the client's error: a neptrio.TritonError with its code, anything else as INTERNAL with
+ 3. A coroutine whose requests are all cancelled is cancelled; an ordinary function goes on, and its result is dropped.
+ 4. What the function raises is the client's error: a neptrio.TritonError with its code, anything else as INTERNAL with
     the exception's name and text, and its traceback in the log.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ import triton_python_backend_utils as utils
 from neptrio import datatypes
 from neptrio.embedded.functions import find
 from neptrio.embedded.signature import Context, TensorSpec
-from neptrio.errors import InvalidArgument, TritonError, settled
+from neptrio.errors import Cancelled, InvalidArgument, TritonError, settled
 from neptrio.foreign import summary, type_name
 
+LOOK_SECONDS = 0.1  # how often a coroutine's requests are looked at
 FINAL = utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 log = logging.getLogger("neptrio.python")
 
@@ -172,6 +174,23 @@ class _Plain(_Base):
         return responses
 
 
+async def _unless_cancelled(coroutine: Coroutine[Any, Any, Any], requests: list[Any]) -> Any:
+    """What the coroutine returns. It is cancelled when all its requests are: nobody reads the result, and it may wait long."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            if all(request.is_cancelled() for request in requests):
+                task.cancel()
+                await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    try:
+        return task.result()
+    except asyncio.CancelledError:
+        raise Cancelled from None
+
+
 class _Async(_Base):
     """An `async def` function: the requests of a batch run at the same time."""
 
@@ -179,16 +198,23 @@ class _Async(_Base):
         responses: list[Any] = [None] * len(requests)
         if self._model.batched:
             batches = self._batches(requests)
-            await asyncio.gather(*(self._batch(responses, *batch) for batch in batches))
+            await asyncio.gather(
+                *(self._batch(responses, [requests[i] for i in batch[0]], *batch) for batch in batches)
+            )
         else:
             await asyncio.gather(*(self._one(responses, i, r) for i, r in enumerate(requests)))
         return responses
 
     async def _batch(
-        self, responses: list[Any], places: list[int], joined: dict[str, np.ndarray], rows: list[int]
+        self,
+        responses: list[Any],
+        requests: list[Any],
+        places: list[int],
+        joined: dict[str, np.ndarray],
+        rows: list[int],
     ) -> None:
         try:
-            made = self._split(await self._function(**joined), rows)
+            made = self._split(await _unless_cancelled(self._function(**joined), requests), rows)
         except Exception as error:
             made = [self._failed(error)] * len(places)
         for place, response in zip(places, made, strict=True):
@@ -196,7 +222,8 @@ class _Async(_Base):
 
     async def _one(self, responses: list[Any], place: int, request: Any) -> None:
         try:
-            responses[place] = self._response(await self._function(**self._arguments(request)))
+            result = await _unless_cancelled(self._function(**self._arguments(request)), [request])
+            responses[place] = self._response(result)
         except Exception as error:
             responses[place] = self._failed(error)
 
@@ -232,8 +259,9 @@ class _AsyncGenerator(_Base):
         try:
             items = self._function(**self._arguments(request))
             try:
-                async for item in items:
-                    if not self._sent(request, sender, self._response(item)):
+                while True:
+                    item = await _unless_cancelled(_next(items), [request])
+                    if item is _END or not self._sent(request, sender, self._response(item)):
                         break
             finally:
                 await items.aclose()
@@ -241,6 +269,13 @@ class _AsyncGenerator(_Base):
             sender.send(self._failed(error), flags=FINAL)
         else:
             sender.send(flags=FINAL)
+
+
+_END = object()
+
+
+async def _next(items: Any) -> Any:
+    return await anext(items, _END)
 
 
 def _scalar(array: np.ndarray, spec: TensorSpec) -> Any:

@@ -14,9 +14,6 @@ thread with a loop of its own.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import fields
@@ -32,6 +29,7 @@ from neptrio.embedded import control
 from neptrio.embedded.blocking import RunningServer
 from neptrio.embedded.engine import Engine, OwnThread, first_error
 from neptrio.embedded.functions import FunctionModel
+from neptrio.embedded.functions_folder import FunctionsFolder
 from neptrio.embedded.model import Model
 from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
@@ -64,10 +62,9 @@ class Server:
         self._settings = {**QUIET, **LOCAL, **asked, **settings}
         self._repositories = [_repository(where) for where in repositories]
         self._functions: dict[str, FunctionModel] = {}
-        self._folder: Path | None = None
+        self._folder: FunctionsFolder | None = None
         self._engine: Engine | None = None
         self._used = False
-        self._process = os.getpid()
         self._stack: AsyncExitStack | None = None
         self._thread: OwnThread | None = None
 
@@ -131,14 +128,14 @@ class Server:
                 f"this server has a function model '{made.name}' already; replace=True takes its place"
             )
         assert self._folder is not None
-        made.write(self._folder)
+        made.write(self._folder.path)
         self._functions[made.name] = made
         try:
             yield
         except BaseException:
             self._forget(made.name)
             if before is not None:
-                before.write(self._folder)
+                before.write(self._folder.path)
                 self._functions[made.name] = before
             raise
         if before is not None:
@@ -151,7 +148,7 @@ class Server:
     def _forget(self, name: str) -> None:
         made = self._functions.pop(name, None)
         if made is not None and self._folder is not None:
-            made.remove(self._folder)
+            made.remove(self._folder.path)
 
     @property
     def functions(self) -> Mapping[str, FunctionModel]:
@@ -190,17 +187,16 @@ class Server:
         if self._used:
             raise RuntimeError("this server has been started already: make another")
         self._used = True
-        self._process = os.getpid()
-        self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
+        self._folder = FunctionsFolder()
         try:
             for function in self._functions.values():
-                function.write(self._folder)
+                function.write(self._folder.path)
         except BaseException:
             self._clean()
             raise
         if given.get("model_control_mode") == "explicit":
             given = {**given, "load_model": (*given.get("load_model", ()), *self._functions)}
-        return (*self._repositories, self._folder), given
+        return (*self._repositories, self._folder.path), given
 
     @contextmanager
     def command(self, app: str, own_processes: bool) -> Iterator[dict[str, Any]]:
@@ -224,13 +220,11 @@ class Server:
         return self._engine
 
     def _clean(self) -> None:
-        if os.getpid() != self._process:
-            return  # a forked process leaves the context, too; what is on the disk belongs to the one that made it
         self._engine = None
         for function in self._functions.values():
             function.forget()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     @contextmanager
