@@ -378,3 +378,46 @@ def test_an_iterator_that_is_left_early_is_no_failure(
         responses.close()  # type: ignore[attr-defined]
         until(lambda: f"{model} closed" in models.calls, "the generator is closed")  # noqa: B023
     assert "failed" not in caplog.text
+
+
+def test_the_error_of_a_function_is_the_cause(server: neptrio.RunningServer) -> None:
+    with pytest.raises(neptrio.TritonError, match="no number") as failed:
+        server.model("add").infer({"A": [[np.nan]], "B": [[1]]})
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert failed.value.__cause__.__traceback__ is not None
+    with pytest.raises(neptrio.InvalidArgument, match="nobody to greet") as refused:
+        server.model("greet").infer({"name": ""})
+    assert isinstance(refused.value.__cause__, neptrio.InvalidArgument)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sequence_id": None}, "sequence_id: expected int or str, got NoneType"),
+        ({"request_id": 7}, "request_id: expected str, got int"),
+        ({"sequence_id": 1.5}, "sequence_id: expected int or str, got float"),
+        ({"sequence_start": 1}, "sequence_start: expected bool, got int"),
+        ({"priority": True}, "priority: expected int, got bool"),
+        ({"queue_timeout_us": "5"}, "queue_timeout_us: expected int, got str"),
+        ({"parameters": {"a": [1]}}, "parameter 'a': expected bool or int or float or str, got list"),
+        ({"parameters": {1: 1}}, "expected a string as the name of a parameter, got 1"),
+        ({"parameters": [1]}, "parameters: expected Mapping, got list"),
+        ({"outputs": "OUTPUT"}, "outputs: expected list or tuple or"),
+    ],
+    ids=str,
+)
+def test_options_of_another_type(
+    server: neptrio.RunningServer, options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(neptrio.InvalidArgument, match=text):
+        server.model("double").infer({"x": [1]}, **options)  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_as_options(server: neptrio.RunningServer) -> None:
+    options = {
+        "sequence_id": np.int64(7),
+        "sequence_start": True,
+        "sequence_end": True,
+        "priority": np.int8(0),
+    }
+    assert server.model("accumulate").infer({"x": [3]}, **options)["total"].item() == 3  # type: ignore[arg-type]

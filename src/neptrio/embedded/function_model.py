@@ -5,7 +5,8 @@ Rules:
  2. With batching, requests that have the same inputs are one call. If it fails, each of them gets the error.
  3. A coroutine whose requests are all cancelled is cancelled; an ordinary function goes on, and its result is dropped.
  4. What the function raises is the client's error: a neptrio.TritonError with its code, anything else as INTERNAL with
-    the exception's name and text, and its traceback in the log.
+    the exception's name and text, and its traceback in the log. For callers in the same process it is the error's
+    __cause__.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def model_class(key: str, app: str, name: str) -> type:
     else:
         base = _Async if signature.asynchronous else _Plain
     return type("TritonPythonModel", (base,), {"_where": (key, app, name)})
+
+
+class _Failure(utils.TritonError):
+    """An error that knows what the function has raised, for callers in the same process."""
+
+    __slots__ = ("cause",)
+    cause: Exception
 
 
 class _Base:
@@ -98,12 +106,15 @@ class _Base:
 
     def _error(self, error: Exception) -> Any:
         if isinstance(error, TritonError):
-            error = settled(error)
-            return utils.TritonError(
-                error.message, getattr(utils.TritonError, error.code.name, utils.TritonError.INTERNAL)
+            said = settled(error)
+            made = _Failure(
+                said.message, getattr(utils.TritonError, said.code.name, utils.TritonError.INTERNAL)
             )
-        log.error("the function of model '%s' failed", self._model.name, exc_info=error)
-        return utils.TritonError(summary(error))
+        else:
+            log.error("the function of model '%s' failed", self._model.name, exc_info=error)
+            made = _Failure(summary(error))
+        made.cause = error
+        return made
 
     @staticmethod
     def _sent(request: Any, sender: Any, response: Any) -> bool:

@@ -71,9 +71,11 @@ def _classed(error: Exception) -> Exception:
     if type(error) is not TritonError:
         return error
     found = CLASSES.get(error.code)
-    return (
-        error if found is None else found(str(error), reason=error.reason).with_traceback(error.__traceback__)
-    )
+    if found is None:
+        return error
+    made = found(str(error), reason=error.reason).with_traceback(error.__traceback__)
+    made.__cause__ = error.__cause__
+    return made
 
 
 class Model(ModelHandle):

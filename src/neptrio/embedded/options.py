@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypedDict
 
 from neptrio.embedded.response import Wanted, tensors
 from neptrio.errors import InvalidArgument
+from neptrio.foreign import type_name
 from neptrio.request.infer_request import InferRequest, RequestedOutput
 
 
@@ -34,6 +36,26 @@ class InferOptions(TypedDict, total=False):
     sequence_end: bool
 
 
+# option -> the types that it may have
+KINDS: dict[str, tuple[type, ...]] = {
+    "outputs": (list, tuple, set, frozenset, Mapping),
+    "queue_timeout_us": (Integral,),
+    "priority": (Integral,),
+    "request_id": (str,),
+    "parameters": (Mapping,),
+    "sequence_id": (Integral, str),
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
+}
+
+
+def _check(what: str, value: Any, kinds: tuple[type, ...]) -> None:
+    """Raises InvalidArgument for a value of another type; a bool is no number."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("int" if kind is Integral else kind.__name__ for kind in kinds)
+        raise InvalidArgument(f"{what}: expected {names}, got {type_name(value)}")
+
+
 def checked_timeout(options: InferOptions) -> float | None:
     """The seconds that a call may take, None for any number. Raises InvalidArgument."""
     seconds = options.get("timeout")
@@ -55,16 +77,24 @@ def new_request(
         )
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be a mapping of input names to arrays, got {type(inputs).__name__}")
+    for option, kinds in KINDS.items():
+        if option in options:
+            _check(option, options[option], kinds)  # type: ignore[literal-required]
     request = InferRequest()
     request.model_name = name
     request.model_version = version
     request.id = options.get("request_id", "")
-    request.priority = options.get("priority", 0)
-    request.timeout_us = options.get("queue_timeout_us", 0)
-    request.sequence_id = options.get("sequence_id", 0)
+    request.priority = int(options.get("priority", 0))
+    request.timeout_us = int(options.get("queue_timeout_us", 0))
+    sequence_id = options.get("sequence_id", 0)
+    request.sequence_id = sequence_id if isinstance(sequence_id, str) else int(sequence_id)
     request.sequence_start = options.get("sequence_start", False)
     request.sequence_end = options.get("sequence_end", False)
     if "parameters" in options:
+        for key, value in options["parameters"].items():
+            if not isinstance(key, str):
+                raise InvalidArgument(f"expected a string as the name of a parameter, got {key!r}")
+            _check(f"parameter '{key}'", value, (bool, int, float, str))
         request.parameters = dict(options["parameters"])
     if "outputs" in options:
         request.outputs = [RequestedOutput(output) for output in dict.fromkeys(options["outputs"])]

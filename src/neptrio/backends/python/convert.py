@@ -102,9 +102,9 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
     """A model's response in the server's type; for `sole`, see rule 2 of backends.python.tensors."""
     error = made._error
     if error is not None:
-        return InferResponse(
-            None, TritonError(text_of(error._message), CODES[error._code], Reason.BACKEND), made._parameters
-        )
+        refused = TritonError(text_of(error._message), CODES[error._code], Reason.BACKEND)
+        refused.__cause__ = getattr(error, "cause", None)  # of functions in this process
+        return InferResponse(None, refused, made._parameters)
     names: Collection[str] | None = wanted_names(request)
     tensors = outputs(made, request.model.known_outputs if names is None else names, sole)
     if names is None and len(tensors) != len(made._tensors):
