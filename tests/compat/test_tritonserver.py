@@ -128,7 +128,7 @@ def test_bfloat16_passes_by_dlpack(server: tritonserver.Server) -> None:
         pytest.param({"parameters": {"a": {"b": 1}}}, "InvalidArgumentError", "parameter 'a'", id="nested"),
         pytest.param({"output_memory_type": "moon"}, "InvalidArgumentError", "'moon' is no memory", id="memory"),
         pytest.param({"output_memory_type": "gpu:0"}, "UnsupportedError", "GPU memory", id="gpu"),
-        pytest.param({"output_memory_allocator": object()}, "UnsupportedError", "allocator", id="allocator"),
+        pytest.param({"output_memory_allocator": object()}, "InvalidArgumentError", "allocator", id="allocator"),
         pytest.param({"flags": 4}, "InvalidArgumentError", "flags must be", id="flags"),
         pytest.param({"priority": -1}, "InvalidArgumentError", "request cannot be made", id="priority"),
         pytest.param({"response_queue": asyncio.Queue()}, "InvalidArgumentError", "queue.SimpleQueue", id="queue"),
@@ -139,6 +139,45 @@ def test_a_wrong_request_is_refused_at_once(
 ) -> None:
     with pytest.raises(getattr(tritonserver, error), match=text):
         server.model("identity").infer(**fields)
+
+
+class Arena(tritonserver.MemoryAllocator):
+    """Memory of one array; `short`: so many bytes too few, `full`: none at all."""
+
+    def __init__(self, short: int = 0, full: bool = False) -> None:
+        self.array = numpy.zeros(64, numpy.uint8)
+        self.short = short
+        self.full = full
+        self.asked: list[tuple[int, tritonserver.MemoryType, int, str]] = []
+
+    def allocate(
+        self, size: int, memory_type: tritonserver.MemoryType, memory_type_id: int, tensor_name: str
+    ) -> tritonserver.MemoryBuffer:
+        self.asked.append((size, memory_type, memory_type_id, tensor_name))
+        if self.full:
+            raise MemoryError("no page left")
+        return tritonserver.MemoryBuffer.from_dlpack(self.array[: size - self.short])
+
+
+def test_outputs_in_memory_of_the_program(server: tritonserver.Server) -> None:
+    array = numpy.arange(16, dtype=numpy.float32).reshape(1, 16)
+
+    def ask(arena: Arena) -> tritonserver.InferenceResponse:
+        [response] = server.model("identity").infer(
+            inputs={"INPUT0": array, "INPUT1": array}, output_memory_allocator=arena, raise_on_error=False
+        )
+        return response
+
+    arena = Arena()
+    outputs = ask(arena).outputs
+    assert [one[:3] for one in arena.asked] == [(64, tritonserver.MemoryType.CPU, 0)] * len(outputs)
+    assert sorted(one[3] for one in arena.asked) == sorted(outputs)
+    assert arena.array.view(numpy.float32).tolist() == list(range(16))
+    assert outputs["OUTPUT0"].data_ptr == arena.array.ctypes.data
+    refused = ask(Arena(short=4)).error
+    assert isinstance(refused, tritonserver.InvalidArgumentError) and "of 64 bytes" in str(refused)
+    failed = ask(Arena(full=True)).error
+    assert isinstance(failed, tritonserver.InternalError) and "no page left" in str(failed)
 
 
 def test_a_model_that_is_not_there(server: tritonserver.Server) -> None:

@@ -189,3 +189,8 @@ for response in server.model("identity").infer(inputs={{"INPUT0": numpy.ones((1,
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")
+
+
+def test_types_are_checked_before_anything_else() -> None:
+    with pytest.raises(TypeError, match="server_id must be str, got int"):
+        tritonserver.Server(server_id=1).start()  # without a repository

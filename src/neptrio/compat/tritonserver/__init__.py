@@ -31,6 +31,7 @@ from neptrio.compat.tritonserver.errors import TritonError as TritonError
 from neptrio.compat.tritonserver.errors import UnavailableError as UnavailableError
 from neptrio.compat.tritonserver.errors import UnknownError as UnknownError
 from neptrio.compat.tritonserver.errors import UnsupportedError as UnsupportedError
+from neptrio.compat.tritonserver.memory import MemoryAllocator as MemoryAllocator
 from neptrio.compat.tritonserver.memory import MemoryBuffer as MemoryBuffer
 from neptrio.compat.tritonserver.metrics import Metric as Metric
 from neptrio.compat.tritonserver.metrics import MetricFamily as MetricFamily

@@ -8,6 +8,7 @@ changed in the capsule.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,19 @@ class MemoryBuffer:
     def from_dlpack(owner: Any) -> MemoryBuffer:
         """The memory of an array that speaks DLPack. Raises InvalidArgumentError, UnsupportedError."""
         return buffer_of(imported(owner))
+
+
+class MemoryAllocator(ABC):
+    """Where a request's outputs are to lie: a program's own memory, into which each output is copied."""
+
+    @abstractmethod
+    def allocate(
+        self, size: int, memory_type: MemoryType, memory_type_id: int, tensor_name: str
+    ) -> MemoryBuffer:
+        """Memory of the host for `size` bytes of an output. `memory_type` is where the output is.
+
+        It is called on the server's thread and must return at once. What it raises fails the response.
+        """
 
 
 class _Window:

@@ -101,6 +101,7 @@ class Model:
             # here and not only when it is submitted, so that the caller learns what is wrong at once
             validate(core, self._serving())
             post = Post(self, request.request_id or "", mail)
+            post.allocator = request.output_memory_allocator
             if request.response_queue is not None:
                 post.queue = queued(request.response_queue)
             post.call = call = Call(engine, core, post, one_response=False, timeout=None)

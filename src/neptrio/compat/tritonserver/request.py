@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from neptrio.compat.tritonserver.enums import MemoryType
 from neptrio.compat.tritonserver.errors import InvalidArgumentError, UnsupportedError, converting
-from neptrio.compat.tritonserver.memory import DeviceOrMemoryType, parsed
+from neptrio.compat.tritonserver.memory import DeviceOrMemoryType, MemoryAllocator, parsed
 from neptrio.compat.tritonserver.tensor import Tensor
 from neptrio.embedded.options import InferOptions, new_request
+from neptrio.foreign import type_name
 from neptrio.request.infer_request import InferRequest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class InferenceRequest:
     text; `priority`: 1 is the highest, 0 the model's default; `timeout`: microseconds that the request may wait in
     the queue, where the model's queue policy allows; `inputs`: name -> Tensor, numpy array, list of numbers, str or
     bytes, or an object that supports DLPack; `parameters`: str, int, bool or float; `output_memory_type`: "cpu" or
-    nothing; `response_queue`: gets each response too, a queue.SimpleQueue for infer(), an asyncio.Queue for
+    nothing; `output_memory_allocator`: whose memory outputs are copied into; `response_queue`: gets each response too, a queue.SimpleQueue for infer(), an asyncio.Queue for
     async_infer().
     """
 
@@ -43,7 +44,7 @@ class InferenceRequest:
     inputs: dict[str, Tensor | Any] = field(default_factory=dict)
     parameters: dict[str, str | int | bool | float] = field(default_factory=dict)
     output_memory_type: DeviceOrMemoryType | None = None
-    output_memory_allocator: Any = None
+    output_memory_allocator: MemoryAllocator | None = None
     response_queue: queue.SimpleQueue | asyncio.Queue | None = None
 
     def _core(self) -> InferRequest:
@@ -79,9 +80,10 @@ class InferenceRequest:
         return request
 
     def _check_memory(self) -> None:
-        if self.output_memory_allocator is not None:
-            raise UnsupportedError(
-                "output_memory_allocator is not supported: outputs are views of the server's memory"
+        allocator = self.output_memory_allocator
+        if allocator is not None and not isinstance(allocator, MemoryAllocator):
+            raise InvalidArgumentError(
+                f"output_memory_allocator must be a MemoryAllocator, got {type_name(allocator)}"
             )
         if self.output_memory_type is not None and parsed(self.output_memory_type)[0] == MemoryType.GPU:
             raise UnsupportedError(

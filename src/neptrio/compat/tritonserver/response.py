@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from neptrio import errors
 from neptrio.compat.tritonserver.errors import InternalError, TritonError, converted
+from neptrio.compat.tritonserver.memory import MemoryAllocator
 from neptrio.compat.tritonserver.tensor import Tensor
 from neptrio.embedded.call import Call
 from neptrio.embedded.mail import AsyncMail, Mail, ThreadMail
+from neptrio.foreign import summary
 from neptrio.request.infer_request import InferResponse
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Post:
         self._request_id = request_id
         self._mail = mail
         self.queue: Callable[[InferenceResponse], object] | None = None
+        self.allocator: MemoryAllocator | None = None
         self.unread = False  # nobody iterates any more
         self.call: Call | None = None
 
@@ -76,6 +79,14 @@ class Post:
             made.request_id = core.id
             made.parameters = dict(core.parameters or {})
             made.outputs = {tensor.name: Tensor._of_core(tensor) for tensor in core.outputs or ()}
+            if self.allocator is not None:
+                try:
+                    made.outputs = {
+                        name: output._moved(name, self.allocator) for name, output in made.outputs.items()
+                    }
+                except Exception as error:  # of the program's allocator
+                    failed = error if isinstance(error, TritonError) else InternalError(summary(error))
+                    return self._failed(failed, final), taken
         return made, taken
 
     def _failed(self, error: TritonError, final: bool) -> InferenceResponse:

@@ -50,7 +50,7 @@ class Running:
     """A server that has started. Models hold it too."""
 
     def __init__(self, options: Options) -> None:
-        repositories, settings = options._repositories(), options._settings()
+        settings, repositories = options._settings(), options._repositories()
         self.mode = options.model_control_mode
         self.metrics = options.metrics
         self._server = EmbeddedServer(repositories, **settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from neptrio.compat.tritonserver.enums import DataType, DLDeviceType, MemoryType
 from neptrio.compat.tritonserver.errors import InvalidArgumentError, UnsupportedError, converting
 from neptrio.compat.tritonserver.memory import (
     DeviceOrMemoryType,
+    MemoryAllocator,
     MemoryBuffer,
     buffer_of,
     bytes_of,
@@ -22,6 +23,7 @@ from neptrio.compat.tritonserver.memory import (
     numpy_type,
     parsed,
 )
+from neptrio.foreign import type_name
 from neptrio.request.infer_request import Tensor as CoreTensor
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
@@ -150,6 +152,21 @@ class Tensor:
         """An output of the server, over its memory."""
         buffer = MemoryBuffer(tensor.address, MemoryType.CPU, 0, tensor.nbytes, tensor)
         return Tensor(DataType(tensor.dtype), tensor.shape, buffer)
+
+    def _moved(self, name: str, allocator: MemoryAllocator) -> Tensor:
+        """A copy in the allocator's memory. Raises InvalidArgumentError for memory that is too small or no MemoryBuffer."""
+        buffer = allocator.allocate(self.size, self.memory_type, self.memory_type_id, name)
+        if not isinstance(buffer, MemoryBuffer) or buffer.size < self.size:
+            raise InvalidArgumentError(
+                f"output '{name}': expected a MemoryBuffer of {self.size} bytes from the allocator, got "
+                f"{buffer.size if isinstance(buffer, MemoryBuffer) else type_name(buffer)}"
+            )
+        buffer = replace(buffer, size=self.size)
+        place = bytes_of(buffer)
+        if not place.flags.writeable:
+            raise InvalidArgumentError(f"output '{name}': the allocator's memory must not be written to")
+        place[:] = bytes_of(self.memory_buffer)
+        return Tensor(self.data_type, self.shape, buffer)
 
     def _as_core(self, name: str) -> CoreTensor:
         """An input of the server, over this memory."""
