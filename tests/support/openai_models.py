@@ -77,7 +77,9 @@ class TritonPythonModel:
         made = []
         for request in requests:
             texts = pb_utils.get_input_tensor_by_name(request, "P").as_numpy()
-            rows = np.array([[len(t), t.count(b"a"), 0.5] for t in texts.reshape(-1)], np.float32)
+            rows = np.array(
+                [[len(t), np.nan if t == b"nan" else t.count(b"a"), 0.5] for t in texts.reshape(-1)], np.float32
+            )
             read = np.array([[len(t)] for t in texts.reshape(-1)], np.int32)
             made.append(pb_utils.InferenceResponse([pb_utils.Tensor("E", rows), pb_utils.Tensor("R", read)]))
         return made

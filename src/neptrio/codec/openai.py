@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from neptrio.errors import Code, InvalidArgument, TritonError
+from neptrio.errors import Code, Internal, InvalidArgument, TritonError
 
 # ---- sizes
 MOST_CHOICES = 16  # n
-MOST_REQUESTS = 128  # prompts times n, or texts to embed
+MOST_REQUESTS = 128  # prompts times n
+MOST_TEXTS = 2048  # to embed
 MOST_STOPS = 4
 LONGEST_STOP = 1024  # characters: what might begin one is looked for in every piece of an answer
 MOST_MESSAGES = 16384  # messages, and parts of their contents
@@ -54,18 +55,40 @@ KINDS = {
 }
 
 
+CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
+class RefusedMember(InvalidArgument):
+    """A member of a request that is not taken: `param` names it, `kind` is OpenAI's code for the reason."""
+
+    def __init__(self, message: str, param: str, kind: str) -> None:
+        super().__init__(message)
+        self.param = param
+        self.kind = kind
+
+
 def error_object(error: TritonError) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     status = error.code.http
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code = "model_not_found" if error.code is Code.NOT_FOUND else None
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+    param, code = None, CODES.get(status)
+    if isinstance(error, RefusedMember):
+        param, code = error.param, error.kind
+    elif error.code is Code.NOT_FOUND:
+        param, code = "model", "model_not_found"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-def wrong(name: str, expected: str, value: Any) -> InvalidArgument:
-    """The error for a member of the wrong kind."""
+def wrong(name: str, expected: str, value: Any) -> RefusedMember:
+    """The error for a member that is missing, of the wrong kind, or beyond its limits."""
     shown = value if isinstance(value, str) else _shown.repr(value)
-    return InvalidArgument(f"'{name}' must be {expected}, got {shown[:60]!r}")
+    kind = "missing_required_parameter" if value is None else "invalid_value"
+    return RefusedMember(f"'{name}' must be {expected}, got {shown[:60]!r}", name, kind)
+
+
+def unsupported(name: str, why: str) -> RefusedMember:
+    """The error for a member that is known and cannot be served."""
+    return RefusedMember(f"'{name}' is not supported{why}", name, "unsupported_parameter")
 
 
 def whole(document: dict[str, Any], name: str, default: int | None, least: int, most: int) -> int | None:
@@ -114,7 +137,7 @@ def completion(document: dict[str, Any], chat: bool, mapped: set[str], counts: b
         if value is None or name in mapped:
             continue
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in usual):
-            raise InvalidArgument(f"'{name}' is not supported by model '{asked.model}'")
+            raise unsupported(name, f" by model '{asked.model}'")
     for name, (low, high) in NUMBERS.items():
         value = document.get(name)
         if value is not None and name in mapped:
@@ -122,11 +145,17 @@ def completion(document: dict[str, Any], chat: bool, mapped: set[str], counts: b
                 raise wrong(name, f"a number from {low} to {high}", value)
             asked.values[name] = float(value)
     limit = whole(document, "max_completion_tokens", None, 1, 2**31 - 1) if chat else None
+    if limit is not None and document.get("max_tokens") is not None:
+        raise RefusedMember(
+            "'max_tokens' and 'max_completion_tokens' are the same limit: give one of them",
+            "max_tokens",
+            "invalid_value",
+        )
     limit = whole(document, "max_tokens", limit, 1, 2**31 - 1)
     for name, number in (("max_tokens", limit), ("seed", whole(document, "seed", None, 0, 2**31 - 1))):
         if number is not None:
             if name not in mapped:
-                raise InvalidArgument(f"'{name}' is not supported by model '{asked.model}'")
+                raise unsupported(name, f" by model '{asked.model}'")
             asked.values[name] = number
     asked.n = whole(document, "n", 1, 1, MOST_CHOICES) or 1
     asked.stop = texts(document, "stop", MOST_STOPS, missing=True)
@@ -134,8 +163,10 @@ def completion(document: dict[str, Any], chat: bool, mapped: set[str], counts: b
         raise wrong("stop", "texts that are not empty", "")
     longest = max(map(len, asked.stop), default=0)
     if longest > LONGEST_STOP:
-        raise InvalidArgument(
-            f"'stop' must be texts of at most {LONGEST_STOP} characters, got one of {longest}"
+        raise RefusedMember(
+            f"'stop' must be texts of at most {LONGEST_STOP} characters, got one of {longest}",
+            "stop",
+            "invalid_value",
         )
     asked.stream = flag(document, "stream")
     options = document.get("stream_options")
@@ -143,20 +174,24 @@ def completion(document: dict[str, Any], chat: bool, mapped: set[str], counts: b
         if not isinstance(options, dict):
             raise wrong("stream_options", "an object", options)
         if not asked.stream:
-            raise InvalidArgument("'stream_options' goes with 'stream': true only")
+            raise RefusedMember(
+                "'stream_options' goes with 'stream': true only", "stream_options", "invalid_value"
+            )
         _known(options, {"include_usage", "include_obfuscation"}, "stream_options.")
         asked.include_usage = flag(options, "include_usage")
         if asked.include_usage and not counts:
-            raise InvalidArgument(
-                f"'stream_options.include_usage' is not supported: model '{asked.model}' does not count tokens"
+            raise unsupported(
+                "stream_options.include_usage", f": model '{asked.model}' does not count tokens"
             )
     if chat:
         asked.messages = _messages(document.get("messages"))
     else:
         asked.prompts = texts(document, "prompt", MOST_REQUESTS)
     if max(len(asked.prompts), 1) * asked.n > MOST_REQUESTS:
-        raise InvalidArgument(
-            f"more than {MOST_REQUESTS} choices: {len(asked.prompts)} prompts times n {asked.n}"
+        raise RefusedMember(
+            f"more than {MOST_REQUESTS} choices: {len(asked.prompts)} prompts times n {asked.n}",
+            "n",
+            "invalid_value",
         )
     return asked
 
@@ -176,8 +211,8 @@ def embedding(document: dict[str, Any]) -> tuple[list[str], bool]:
     if form not in ("float", "base64"):
         raise wrong("encoding_format", "float or base64", form)
     if document.get("dimensions") is not None:
-        raise InvalidArgument("'dimensions' is not supported: a model's embeddings have the size they have")
-    return texts(document, "input", MOST_REQUESTS), form == "base64"
+        raise unsupported("dimensions", ": a model's embeddings have the size they have")
+    return texts(document, "input", MOST_TEXTS), form == "base64"
 
 
 def texts(document: dict[str, Any], name: str, most: int, missing: bool = False) -> list[str]:
@@ -186,23 +221,29 @@ def texts(document: dict[str, Any], name: str, most: int, missing: bool = False)
     if value is None and missing:
         return []
     found = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(found, list)
-        or not 1 <= len(found) <= most
-        or not all(isinstance(one, str) for one in found)
-    ):
+    if isinstance(found, list) and len(found) > most:
+        raise RefusedMember(
+            f"'{name}' must be a text or 1 to {most} texts, got {len(found)} of them", name, "invalid_value"
+        )
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
         raise wrong(name, f"a text or 1 to {most} texts (tokens are not taken)", value)
     try:
         "".join(found).encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"'{name}' is not valid Unicode") from None
+        raise RefusedMember(f"'{name}' is not valid Unicode", name, "invalid_value") from None
     return found
 
 
 def _known(document: dict[str, Any], names: set[str], prefix: str = "") -> None:
     for name, value in document.items():
         if name not in names and value is not None:
-            raise InvalidArgument(f"'{prefix}{name[:60]}' is not supported")
+            raise RefusedMember(
+                f"'{prefix}{name[:60]}' is not supported", f"{prefix}{name[:60]}", "unknown_parameter"
+            )
+
+
+def _too_much(what: str) -> RefusedMember:
+    return RefusedMember(f"'messages' has {what}", "messages", "invalid_value")
 
 
 def _messages(value: Any) -> list[dict[str, str]]:
@@ -211,7 +252,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
     made = []
     pieces, size = len(value), 0
     if pieces > MOST_MESSAGES:
-        raise InvalidArgument(f"'messages' has {pieces} messages, of at most {MOST_MESSAGES}")
+        raise _too_much(f"{pieces} messages, of at most {MOST_MESSAGES}")
     for i, message in enumerate(value):
         where = f"messages[{i}]"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -222,7 +263,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
             parts = []
             pieces += len(content)
             if pieces > MOST_MESSAGES:
-                raise InvalidArgument(f"'messages' has more than {MOST_MESSAGES} messages and parts of them")
+                raise _too_much(f"more than {MOST_MESSAGES} messages and parts of them")
             for part in content:
                 if (
                     not isinstance(part, dict)
@@ -236,7 +277,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
             raise wrong(f"{where}.content", "text", content)
         size += len(message["role"]) + len(content)
         if size > LONGEST_CONVERSATION:
-            raise InvalidArgument(f"'messages' has more than {LONGEST_CONVERSATION} characters")
+            raise _too_much(f"more than {LONGEST_CONVERSATION} characters")
         made.append({"role": message["role"], "content": content})
     return made
 
@@ -302,6 +343,8 @@ def usage(prompt: int, completed: int | None) -> dict[str, int]:
 
 
 def vector(values: np.ndarray, as_base64: bool) -> Any:
-    """An embedding as a list of numbers, or as base64 of little-endian FP32."""
+    """An embedding as a list of numbers, or as base64 of little-endian FP32. Raises Internal for what is no number."""
     row = np.ascontiguousarray(values.reshape(-1), dtype="<f4")
+    if not np.isfinite(row).all():
+        raise Internal(f"the model has made an embedding with {row[~np.isfinite(row)][0]} in it")
     return base64.b64encode(row.tobytes()).decode() if as_base64 else row.tolist()

@@ -150,6 +150,22 @@ def test_embeddings(http: Http1 | Http2) -> None:
     assert np.frombuffer(raw, "<f4").tolist() == [1.0, 1.0, 0.5]
 
 
+def test_many_embeddings(http: Http1 | Http2) -> None:
+    made = answer(ask(http, "embeddings", model="embed", input=["a" * (i % 7) for i in range(2048)]))
+    assert [row["embedding"][0] for row in made["data"]] == [i % 7 for i in range(2048)]
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_an_embedding_that_is_no_number(http: Http1 | Http2, form: str) -> None:
+    reply = ask(http, "embeddings", model="embed", input=["a", "nan"], encoding_format=form)
+    made = json.loads(reply.body)["error"]
+    assert (reply.status, made["type"], made["message"]) == (
+        500,
+        "server_error",
+        "the model has made an embedding with nan in it",
+    )
+
+
 COMPLETE: dict[str, Any] = {"model": "echo", "prompt": "a"}
 CHAT: dict[str, Any] = {"model": "echo", "messages": [{"role": "user", "content": "a"}]}
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
@@ -202,8 +218,27 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("embeddings", {"model": "echo", "input": "a"}, 400, "model 'echo' does not embed text"),
     ("embeddings", {"model": "embed", "input": "a", "dimensions": 2}, 400, "'dimensions' is not supported"),
     ("embeddings", {"model": "embed", "input": "a", "encoding_format": "x"}, 400, "must be float or base64"),
-    ("embeddings", {"model": "embed", "input": []}, 400, "'input' must be a text or 1 to 128 texts"),
+    ("embeddings", {"model": "embed", "input": []}, 400, "'input' must be a text or 1 to 2048 texts"),
+    ("embeddings", {"model": "embed", "input": ["a"] * 2049}, 400, "1 to 2048 texts, got 2049 of them"),
+    (
+        "chat/completions",
+        {**CHAT, "max_tokens": 1, "max_completion_tokens": 1},
+        400,
+        "'max_tokens' and 'max_completion_tokens' are the same limit",
+    ),
 ]
+# the beginning of an error's text -> its `param` and `code`
+REASONS = {
+    "'model' must be": ("model", "missing_required_parameter"),
+    "'n' must be": ("n", "invalid_value"),
+    "'temperature' is": ("temperature", "unsupported_parameter"),
+    "'top_k' is": ("top_k", "unknown_parameter"),
+    "'max_tokens' and": ("max_tokens", "invalid_value"),
+    "'input' must": ("input", "invalid_value"),
+    "'messages[0].content'": ("messages[0].content", "invalid_value"),
+    "model 'echo' does not embed": ("model", "invalid_value"),
+    "not this": (None, None),
+}
 
 
 @pytest.mark.parametrize(("path", "members", "status", "text"), REFUSED)
@@ -214,7 +249,11 @@ def test_refusals(http: Http1 | Http2, path: str, members: dict[str, Any], statu
     assert set(made["error"]) == {"message", "type", "param", "code"}
     assert text in made["error"]["message"]
     assert made["error"]["type"] == "invalid_request_error"
-    assert made["error"]["code"] == ("model_not_found" if status == 404 else None)
+    if status == 404:
+        assert (made["error"]["param"], made["error"]["code"]) == ("model", "model_not_found")
+    for beginning, reason in REASONS.items():
+        if text.startswith(beginning):
+            assert (made["error"]["param"], made["error"]["code"]) == reason
 
 
 def test_refusals_of_the_route_have_the_shape_too(http: Http1 | Http2) -> None:

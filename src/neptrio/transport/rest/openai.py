@@ -98,11 +98,17 @@ class HttpOpenAi:
         """
         mapping = self._mapping(codec.model_of(document))
         if not mapping.completes:
-            raise InvalidArgument(f"model '{document['model']}' does not complete text")
+            raise codec.RefusedMember(
+                f"model '{document['model']}' does not complete text", "model", "invalid_value"
+            )
         asked = codec.completion(document, chat, set(mapping.inputs), mapping.counts)
         if chat:
             if mapping.render is None:
-                raise InvalidArgument(f"model '{asked.model}' has no chat template: it takes /v1/completions")
+                raise codec.RefusedMember(
+                    f"model '{asked.model}' has no chat template: it takes /v1/completions",
+                    "model",
+                    "invalid_value",
+                )
             render, messages = mapping.render, asked.messages
             asked.prompts = [await self._render(render, messages)]
         prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
@@ -128,7 +134,7 @@ class HttpOpenAi:
         model = codec.model_of(document)
         mapping = self._mapping(model)
         if not mapping.embeds:
-            raise InvalidArgument(f"model '{model}' does not embed text")
+            raise codec.RefusedMember(f"model '{model}' does not embed text", "model", "invalid_value")
         texts, as_base64 = codec.embedding(document)
         try:
             self._count(len(texts))
@@ -405,7 +411,11 @@ class HttpOpenAi:
                 self._failed = choice
                 raise Internal(f"model '{choice.request.model_name}' has made no embedding")
             choice.prompt_tokens = found.get("prompt_tokens", 0)
-            values = codec.vector(found["embedding"], as_base64)
+            try:
+                values = codec.vector(found["embedding"], as_base64)
+            except TritonError:
+                self._failed = choice
+                raise
             rows.append({"object": "embedding", "index": choice.index, "embedding": values})
         for choice in self._choices:
             self._times.answers(choice.request, choice.unsent)
