@@ -19,7 +19,7 @@ server = neptrio.Server()
 @server.model
 async def patient(n: int) -> int:
     print("asked", flush=True)
-    await asyncio.sleep(3600)
+    await asyncio.Event().wait()
     return n
 
 def blocking():

@@ -56,7 +56,7 @@ def tensors(inputs: Mapping[str, Any], wanted: Mapping[str, Wanted]) -> list[Ten
     """
     made = []
     for name, value in inputs.items():
-        of = wanted.get(name, ANYTHING)
+        of = wanted.get(name) or Wanted(0, None)
         try:
             array = _array(value, of.dtype)
             if array.ndim == 0 and of.one is not None:
@@ -74,9 +74,6 @@ class Wanted(NamedTuple):
 
     dtype: int
     one: tuple[int, ...] | None
-
-
-ANYTHING = Wanted(0, None)
 
 
 def _array(value: Any, wanted: int) -> np.ndarray:
