@@ -35,6 +35,19 @@ def test_arrays_in_arrays_out(server: neptrio.RunningServer) -> None:
     assert x.tolist() == [0, 1, 2, 3]
 
 
+def test_outputs_are_the_functions_own_memory_to_read_only(server: neptrio.RunningServer) -> None:
+    made: list[int] = []
+
+    def twice(x: models.Floats) -> models.Floats:
+        out = x * 2
+        made.append(out.ctypes.data)
+        return out
+
+    output = server.add(twice).infer({"x": np.ones(100_000, np.float32)})["OUTPUT"]
+    assert (output.ctypes.data, output.flags.writeable) == (made[0], False)
+    server.remove("twice")
+
+
 def test_lists_become_arrays_of_the_models_type(server: neptrio.RunningServer) -> None:
     assert server.model("double").infer({"x": [1, 2]})["OUTPUT"].dtype == np.float32
     assert (

@@ -32,7 +32,10 @@ class Response(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         found = self._arrays.get(name)
         if found is None:
-            found = self._arrays[name] = to_numpy(self._tensors[name])
+            tensor = self._tensors[name]
+            found = self._arrays[name] = to_numpy(tensor)
+            if tensor.dtype != datatypes.BYTES:
+                found.flags.writeable = False  # a cache or another caller may have the same memory
         return found
 
     def __iter__(self) -> Iterator[str]:
