@@ -1,4 +1,4 @@
-"""Puts the last run's results into docs/benchmarks.md, and what has a target into the README.
+"""Puts the last run's results into docs/benchmarks.md, and six rows of them into the README.
 
     python -m benchmarks.report            rewrites docs/benchmarks.md and README.md between its marks
     python -m benchmarks.report --print    prints the text instead
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import run
+from benchmarks.peers import PACKAGES
+from neptrio import __version__
 
 README = run.ROOT / "README.md"
 PAGE = run.ROOT / "docs" / "benchmarks.md"
@@ -55,23 +57,53 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n" + "\n".join(HEADS[part] + found[part]["text"] for part in found)
 
 
+# the README's rows: section of the page, what ran on this server, case, concurrency. The same program in both servers
+# comes first; what ours has built in is named so, because a Triton server has no counterpart of it.
+SAME, BUILT_IN = "the same model.py", "built into this server"
+LEADING = (
+    ("### The same model.py in both servers", SAME, "HTTP binary", "32"),
+    ("### The same model.py in both servers", SAME, "HTTP JSON", "32"),
+    ("### The same model.py in both servers", SAME, "gRPC unary, one channel", "32"),
+    ("### The same model.py in both servers", SAME, "dynamic batching, gRPC", "32"),
+    ("### Kernel and built-in models", BUILT_IN, "HTTP binary", "32"),
+    ("### Kernel and built-in models", BUILT_IN, "median latency, HTTP binary", "1"),
+)
+
+
 def summary(content: str) -> str:
-    """The page's first paragraph and, of its first table, the rows that have a target."""
-    lines = content.split("\n")
-    rows: list[str] = []
-    for line in lines:
-        if line.startswith("|"):
-            rows.append(line)
-        elif rows:
-            break
-    wanted = rows[:2] + [row for row in rows[2:] if row.split("|")[-2].strip()]
-    missed = content.count("**missed**")
-    note = (
-        f"Everything that was measured, the {missed} missed targets included, is in "
-        "[docs/benchmarks.md](docs/benchmarks.md); why in "
-        "[docs/performance.md](docs/performance.md), and what was tried in [docs/performance-log.md](docs/performance-log.md)."
+    """What the README says of the page: when and where it was measured, which versions, and the rows of LEADING."""
+    rows = [
+        "| model here | case | requests at a time | neptrio | tritonserver | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for title, model, case, concurrency in LEADING:
+        ours, theirs, ratio = _row(content, title, case, concurrency)
+        unit = "" if ours.endswith("us") else "/s"
+        factor = f"{float(ratio):.1f} times" if unit else f"{1 / float(ratio):.1f} times shorter"
+        rows.append(f"| {model} | {case} | {concurrency} | {ours}{unit} | {theirs}{unit} | {factor} |")
+    measured = next(line for line in content.split("\n") if line.startswith("Measured "))
+    triton = PACKAGES["tritonserver"][0].replace("==", " ")
+    return "\n".join(
+        [
+            f"{measured} neptrio {__version__}; the tritonserver that {triton} ships, with a Python model in every row.",
+            "",
+            *rows,
+            "",
+            f'The models add and subtract 16 integers. "{BUILT_IN}" is that sum as compiled code: what the server itself can '
+            "do, not what your Python model would. Every row, and other servers: "
+            "[docs/benchmarks.md](docs/benchmarks.md). How it was measured: [docs/performance.md](docs/performance.md#how-to-measure).",
+        ]
     )
-    return "\n".join([lines[0], "", *wanted, "", note])
+
+
+def _row(content: str, title: str, case: str, concurrency: str) -> list[str]:
+    """A row's figures of both servers and their ratio. Raises ValueError when the page has no such row."""
+    section = content.partition(title)[2].partition("\n### ")[0]
+    for line in section.split("\n"):
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > 6 and cells[1:3] == [case, concurrency]:
+            return cells[3:6]
+    raise ValueError(f"there is no row '{case}', {concurrency} at a time, below '{title}'")
 
 
 def filled(readme: str, content: str) -> str:

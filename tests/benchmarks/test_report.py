@@ -52,12 +52,30 @@ def test_a_latency_target_is_met_from_below() -> None:
     assert run.verdict(None, 0.45, latency=True) == "<= 0.45 **missed**"
 
 
-def test_the_readme_gets_the_rows_that_have_a_target() -> None:
-    content = (
-        "Measured.\n\n### Beside a peer\n\n| case | ratio | target |\n|---|---|---|\n| one | 3.64 |  |\n"
-        "| two | 5.00 | >= 6 **missed** |\n| three | 0.28 | <= 0.45 |\n\n| other | table | >= 1 |\n"
-    )
-    made = report.summary(content)
-    assert made.startswith("Measured.\n\n| case | ratio | target |\n|---|---|---|\n| two |")
-    assert "| one |" not in made and "| three | 0.28 | <= 0.45 |" in made and "| other |" not in made
-    assert "the 1 missed targets" in made
+def test_the_readme_leads_with_the_same_model_in_both_servers() -> None:
+    made = report.summary(report.PAGE.read_text())
+    rows = [line for line in made.split("\n") if line.startswith("| ")][1:]
+    assert len(rows) == 6
+    assert [report.SAME in row for row in rows] == [True] * 4 + [False] * 2
+    assert all(report.BUILT_IN in row for row in rows[4:])
+    assert "nvidia-pytriton 0.7.0" in made and "Measured 20" in made and "cores" in made
+    assert "target" not in made and "missed" not in made
+
+
+def test_figures_are_those_of_the_row_with_their_unit() -> None:
+    page = "Measured 2026-01-31.\n"
+    for title in dict.fromkeys(row[0] for row in report.LEADING):
+        page += f"\n{title}\n\n"
+        for _, _, case, concurrency in (row for row in report.LEADING if row[0] == title):
+            us = " us" if "latency" in case else ""
+            page += f"| {case} | {concurrency} | 300{us} | 200{us} | 1.50 |  |\n| {case} | 8 | 1 | 1 | 1.00 |  |\n"
+    made = report.summary(page)
+    assert "| HTTP JSON | 32 | 300/s | 200/s | 1.5 times |" in made
+    assert "| 1 | 300 us | 200 us | 0.7 times shorter |" in made
+    with pytest.raises(ValueError, match="no row 'HTTP JSON', 32"):
+        report.summary(page.replace("| HTTP JSON | 32 |", "| HTTP JSON | 33 |"))
+
+
+def test_the_readme_shows_the_page_s_figures() -> None:
+    readme = report.README.read_text()
+    assert report.filled(readme, report.summary(report.PAGE.read_text())) == readme

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 import shutil
 import sqlite3
 import struct
@@ -213,3 +214,51 @@ def test_the_program_of_the_in_process_interface(repository: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "first [['hello'], ['wörld']]" in done.stdout
     assert done.stdout.endswith("[[0.0, 0.0, 0.0, 0.0]]\n[[1.0, 1.0, 1.0, 1.0]]\n[[2.0, 2.0, 2.0, 2.0]]\n")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in that language; "": those that name none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    return [text for named, text in found if named == language]
+
+
+@pytest.mark.slow
+def test_the_first_request_of_the_readme_works_as_it_stands(server: ServerProcess) -> None:
+    [request] = [text for text in blocks("README.md", "") if "curl" in text]
+    command = request.replace("localhost:8000", server.http)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    outputs = {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
+    assert outputs == {"OUTPUT0": list(range(2, 18)), "OUTPUT1": list(range(16))}
+
+
+@pytest.mark.slow
+def test_the_program_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
+    [program] = blocks("README.md", "python")
+    (tmp_path / "app.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hello you" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_on_clients_works_as_it_stands(server: ServerProcess) -> None:
+    [program] = blocks("docs/clients.md", "python")
+    command = [sys.executable, "-c", program.replace("localhost:8000", server.http)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "HELLO" in done.stdout and "WORLD" in done.stdout
+
+
+def test_the_readme_s_first_screen_says_what_it_is_and_what_it_is_not() -> None:
+    """Before the first heading: for whom, why, for what not. Ten bullets, six figures, two commands."""
+    readme = (ROOT / "README.md").read_text()
+    first = readme.partition("\n## ")[0]
+    assert [word for word in ("**For whom.**", "**Why.**", "**For what not.**") if word not in first] == []
+    assert "docs/images/console-overview.png" in first and "benchmarks/gpu.md" in first
+    assert len(first) < 2000
+    assert len(re.findall(r"^- \*\*", readme, re.M)) == 10
+    assert not re.search(r"\b(targets?|missed)\b", readme)
+    commands = [text for text in blocks("README.md", "") if text.startswith("make ")]
+    assert len(commands) == 1 and len(commands[0].splitlines()) == 2
