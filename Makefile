@@ -48,9 +48,9 @@ $(VENV)/.built-test: $(VENV)/.deps-test $(CEXT)
 	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $(VENV)/.built $@
 
-run: $(VENV)/.built ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 8002 (metrics); ARGS='...' adds flags
+run: $(VENV)/.built ## Serve examples/model_repository with everything on: 8000 (REST), 8001 (gRPC), 8002 (metrics, console); ARGS='...' overrides flags
 	@$(BIN)/python examples/prepare.py
-	@$(BIN)/neptrio --model-repository examples/model_repository $(ARGS)
+	@$(BIN)/neptrio demo --model-repository examples/model_repository $(ARGS)
 
 # a test that hangs is shown with every thread's stack, and ends the run: loadfile would start it again
 BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart=0

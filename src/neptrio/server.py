@@ -363,6 +363,19 @@ class Server:
         await trio.sleep(self.settings.grace_secs)
         self.services.inflating.stop()
 
+    def _rest_url(self) -> str:
+        assert self.http_listener is not None
+        scheme = "https" if self.settings.http_tls_cert else "http"
+        return f"{scheme}://{startup.address(self.http_listener.getsockname())}"
+
+    def first_steps(self) -> str:
+        """What somebody who tries the server can type now: a request, and how it ends."""
+        lines = []
+        if self.http_listener is not None:
+            request = startup.try_it((m.config for m in self.repository.ready_models()), self._rest_url())
+            lines += ["a first request:", f"  {request}"] if request else []
+        return "\n".join([*lines, "Ctrl-C stops the server"])
+
     def describe(self) -> str:
         """The start-up text: models, addresses, and what hardware and libraries were found."""
         places = {
@@ -386,6 +399,8 @@ class Server:
             lines.append(
                 f"console  on {scheme}://{startup.address(self.metrics_listener.getsockname())}/console"
             )
+        if self.http_listener is not None:
+            lines.append(f"docs     on {self._rest_url()}/docs")
         if self.admin is not None:
             scheme = "https://" if self.admin.secure else ""
             place = startup.address(self.admin.listener.getsockname())
@@ -430,8 +445,8 @@ def _hang_up(server: Server) -> None:
     log.info("SIGHUP: %s", "the log file was opened again" if reopened else "there is nothing to read again")
 
 
-def run(settings: Settings) -> int:
-    """Runs a server in this process until a signal; returns the exit status."""
+def run(settings: Settings, first_steps: bool = False) -> int:
+    """Runs a server in this process until a signal; returns the exit status. `first_steps`: it says what to type."""
     server: Server | None = None
     open_files.raise_limit()
     serve_soon()
@@ -443,8 +458,8 @@ def run(settings: Settings) -> int:
         def started() -> None:
             collector.set_up()
             _look_before_sleeping(server)
-            # in one piece: front ends may write, too
-            sys.stderr.write(server.describe() + "\nserving\n")
+            text = [server.describe(), *([server.first_steps()] if first_steps else []), "serving\n"]
+            sys.stderr.write("\n".join(text))  # in one piece: front ends may write, too
             sys.stderr.flush()
             nursery.start_soon(settle)
 

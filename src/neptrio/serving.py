@@ -371,8 +371,8 @@ def settings_of(
         p.error(str(error))
 
 
-def serve(settings: Settings, warnings: list[str]) -> int:
-    """Serves in this process until a signal; returns its exit status."""
+def serve(settings: Settings, warnings: list[str], first_steps: bool = False) -> int:
+    """Serves in this process until a signal; returns its exit status. `first_steps`: it says what can be typed now."""
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     process_end.serves()
     from neptrio import server
@@ -384,7 +384,7 @@ def serve(settings: Settings, warnings: list[str]) -> int:
         start_logging(settings)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        return server.run(settings)
+        return server.run(settings, first_steps)
     except TritonError as error:
         print(f"error: creating server: {error.code.title} - {error}", file=sys.stderr)
         return 1

@@ -1,10 +1,13 @@
-"""Serves a few example models, to try a client on: `neptrio demo`. Every flag of `neptrio` can follow.
+"""Serves example models with everything switched on, to try the server out: `neptrio demo`. Every flag of `neptrio` can
+follow; --model-repository=DIR serves your models instead of the examples.
 
     identity_*   every datatype, back as it came
     simple       the sum and the difference of two tensors, a CUDA kernel (where there is a C++ compiler or a GPU)
     upper_case   text in upper case, mean: the mean of a row, both in Python
 
-It listens on loopback addresses, unless --http-address and --grpc-address say otherwise.
+Unless flags say otherwise it listens on loopback addresses, so that there is the console; models can be loaded and
+unloaded (mode explicit, all are loaded); there is a small response cache; requests can ask to be traced, and clients
+can have traces written to ./traces.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import neptrio
 from neptrio.serving import serve, settings_of
@@ -24,9 +28,16 @@ PACKAGE = Path(neptrio.__file__).parent
 # in an installed package setup.py has put them beside the modules
 REPOSITORIES = (PACKAGE / "demo_repository", PACKAGE.parents[1] / "examples" / "model_repository")
 MODELS = ("identity_*", "mean", "simple", "upper_case")
-FIRST_REQUEST = """\
-a first request:
-  curl -s {} -d '{{"inputs": [{{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}}]}}'"""
+# what is switched on, unless a flag says otherwise
+EVERYTHING: dict[str, Any] = {
+    "http_address": "127.0.0.1",
+    "grpc_address": "127.0.0.1",
+    "model_control_mode": "explicit",
+    "load_model": ("*",),
+    "cache_config": f"local,size={16 << 20}",
+    "trace_dir": Path("traces"),
+    "allow_forced_trace": True,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serves until a signal; 1 when the examples are not installed, 2 for wrong flags."""
+    named = {flag.partition("=")[0] for flag in options.flags}
+    before = dict(EVERYTHING)
+    if named & {"--load-model", "--model-control-mode"}:
+        del before["load_model"]  # it would be added to theirs
+    if named & {"--model-repository", "--model-store"}:
+        return serve(*settings_of(options.flags, before), first_steps=True)
     source = next((folder for folder in REPOSITORIES if folder.is_dir()), None)
     if source is None:
         print("error: the example models are not installed", file=sys.stderr)
@@ -45,16 +62,8 @@ def run(options: argparse.Namespace) -> int:
             for model in source.glob(pattern):
                 if model.name != "simple" or _kernels_can_be_built():
                     shutil.copytree(model, Path(name) / model.name)
-        before = {
-            "model_repository": (Path(name),),
-            "http_address": "127.0.0.1",
-            "grpc_address": "127.0.0.1",
-        }
-        settings, warnings = settings_of(options.flags, before)
-        if settings.allow_http:
-            url = f"http://{settings.http_address}:{settings.http_port}/v2/models/upper_case/infer"
-            print(FIRST_REQUEST.format(url), file=sys.stderr)
-        return serve(settings, warnings)
+        before["model_repository"] = (Path(name),)
+        return serve(*settings_of(options.flags, before), first_steps=True)
 
 
 def _kernels_can_be_built() -> bool:
