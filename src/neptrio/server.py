@@ -24,7 +24,7 @@ import trio
 
 from neptrio import logs, process_parts, startup
 from neptrio.codec.inflate_budget import InflateBudget
-from neptrio.config import accelerators
+from neptrio.config import accelerators, groups
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
@@ -379,7 +379,7 @@ class Server:
     def describe(self) -> str:
         """The start-up text: models, addresses, and what hardware and libraries were found."""
         places = {
-            (m.name, m.version): startup.place(m.config, m.backend.own_processes)
+            (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
             for m in self.repository.ready_models()
         }
         lines = [startup.table(self.repository.index(False), places)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -373,6 +374,7 @@ def settings_of(
 
 def serve(settings: Settings, warnings: list[str], first_steps: bool = False) -> int:
     """Serves in this process until a signal; returns its exit status. `first_steps`: it says what can be typed now."""
+    os.environ.pop("NEPTRIO_TOKEN", None)  # for commands that ask a server; models here must not see it
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     process_end.serves()
     from neptrio import server

@@ -19,19 +19,6 @@ HEADS = ("Model", "Version", "State", "Runs on", "Reason")
 REASON_WIDTH = 100
 
 
-def place(config: Any, own_processes: bool = False) -> str:
-    """Where a model's instances run: "2 x CPU", "1 x GPU 0, 1 x GPU 1", "2 x CPU, own processes"."""
-    parts = []
-    for group in config.instance_group:
-        kind = {1: "GPU", 2: "CPU", 3: "MODEL"}.get(group.kind, "CPU")
-        parts += (
-            [f"{group.count} x {kind} {gpu}" for gpu in group.gpus]
-            if kind == "GPU"
-            else [f"{group.count} x {kind}"]
-        )
-    return ", ".join([*parts, "own processes"] if own_processes and parts else parts)
-
-
 def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], str] | None = None) -> str:
     """Rows of the repository index as a table; long reasons continue on further lines.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -39,6 +40,11 @@ def process() -> int:
 
 
 @server.model
+def variable(name: str) -> str:
+    return os.environ.get(name, "nothing")
+
+
+@server.model
 def count(n: int) -> Iterator[int]:
     yield from range(n)
 
@@ -70,8 +76,15 @@ def scaled(server: ServerProcess, *values: float) -> list[float]:
 @pytest.mark.parametrize("isolation", ["process", "none"])
 def test_functions_over_the_network(app: Path, isolation: str) -> None:
     command = ("serve", f"--isolation={isolation}", f"{app}:server")
-    with ServerProcess(None, "--log-verbose=1", command=command) as server:
+    flags = ("--log-verbose=1", "--backend-config=python,environment=minimal")
+    env = {**os.environ, "CLOUD_KEY": "of the program"}
+    with ServerProcess(None, *flags, command=command, env=env) as server:
         assert scaled(server, 1, 2) == [2, 4]
+        with http_client.InferenceServerClient(server.http) as client:
+            name = http_client.InferInput("name", [1], "BYTES")
+            name.set_data_from_numpy(np.array(["CLOUD_KEY"], object))
+            found = client.infer("variable", [name]).as_numpy("OUTPUT").tolist()
+            assert found == [b"of the program"]  # nothing is withheld from a program that is served
         with http_client.InferenceServerClient(server.http) as client:
             assert client.get_server_metadata()["name"] == "mine"
             pid = client.infer("process", []).as_numpy("OUTPUT")[0]

@@ -228,6 +228,13 @@ def test_pods_are_told_apart_by_labels_that_do_not_change() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, KSERVE], ids=["chart", "kserve"])
+def test_models_see_few_variables_unless_the_values_say_otherwise(values: dict[str, Any]) -> None:
+    flag = "--backend-config=python,environment=minimal"
+    assert flag in container(render(values))["args"]
+    assert flag not in container(render({**values, "minimalEnvironment": False}))["args"]
+
+
+@pytest.mark.parametrize("values", [{}, KSERVE], ids=["chart", "kserve"])
 def test_containers_have_no_rights_and_write_to_memory_alone(values: dict[str, Any]) -> None:
     objects = render(values)
     found = container(objects)

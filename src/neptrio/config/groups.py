@@ -104,3 +104,16 @@ def names(missing: Iterable[Place], taken: Iterable[str]) -> list[str]:
         used.add(name)
         found.append(name)
     return found
+
+
+def runs_on(config: Any, own_processes: bool = False) -> str:
+    """Where a model's instances run: "2 x CPU", "1 x GPU 0, 1 x GPU 1", "2 x CPU, own processes"."""
+    parts = []
+    for group in config.instance_group:
+        kind = KINDS.get(group.kind, "CPU")
+        parts += (
+            [f"{group.count} x {kind} {gpu}" for gpu in group.gpus]
+            if kind == "GPU"
+            else [f"{group.count} x {kind}"]
+        )
+    return ", ".join([*parts, "own processes"] if own_processes and parts else parts)

@@ -12,6 +12,11 @@ def parameter(config: Any, key: str) -> str:
     return str(config.parameters[key].string_value) if key in config.parameters else ""
 
 
+def environment_path(config: Any, settings: dict[str, str]) -> str:
+    """EXECUTION_ENV_PATH of the model, or else that of its backend (`execution-env-path` in `settings`); "" for neither."""
+    return parameter(config, "EXECUTION_ENV_PATH") or settings.get("execution-env-path", "")
+
+
 def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
     """True when each instance of the model runs in a process of its own, which is the default. Raises InvalidArgument.
 
@@ -26,6 +31,8 @@ def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
         if own == "none":
             raise InvalidArgument("EXECUTION_ENV_PATH needs isolation 'process', got 'none'")
         return True
+    if own != "none" and environment_path(config, settings or {}):
+        return True  # the backend's environment, which only a process can have
     if not value and sees_devices(config):
         return False  # the model wants device memory, which only the server's own process can address
     return value != "none"

@@ -103,9 +103,9 @@ class FunctionModel:
         if self.batched and not {"sequence_batching", "dynamic_batching"} & set(self._config):
             made["dynamic_batching"] = dict(self._batching) if isinstance(self._batching, Mapping) else {}
         made.update(self._config)
-        if not self.app:
-            parameters = {"isolation": {"string_value": "none"}, **made.get("parameters", {})}
-            made["parameters"] = parameters
+        # what imports the program again sees what the program saw, whatever other models here are given
+        where = ("ENVIRONMENT", "*") if self.app else ("isolation", "none")
+        made["parameters"] = {where[0]: {"string_value": where[1]}, **made.get("parameters", {})}
         return made
 
     def write(self, repository: Path) -> None:

@@ -20,6 +20,7 @@ PREFIX = "MODEL_"
 
 def apply(limits: dict[str, Any]) -> None:
     """Sets the limits: `memory` (bytes of data), `nice`, `user` ([uid, gid]), `threads` (of numerical libraries).
+    `withheld` are names of variables that the server has and this process was not given.
 
     Raises OSError.
     """
@@ -30,11 +31,31 @@ def apply(limits: dict[str, Any]) -> None:
         os.nice(limits["nice"])
     if limits.get("threads"):
         _blas_threads(limits["threads"])
+    if limits.get("withheld"):
+        os.environ.__class__ = _Withholding
+        os.environ.withheld = frozenset(limits["withheld"])  # type: ignore[attr-defined]
     user = limits.get("user")
     if (
         user and os.getresuid() != (user[0],) * 3
     ):  # a process of a model with preload() is forked as that user
         _become(*user)
+
+
+class _Withholding(type(os.environ)):  # type: ignore[misc]
+    """os.environ of a process that was not given all of the server's variables: the KeyError of such a name says so."""
+
+    withheld: frozenset[str] = frozenset()
+
+    def __getitem__(self, key: str) -> str:
+        try:
+            return str(super().__getitem__(key))
+        except KeyError:
+            if key not in self.withheld:
+                raise
+        raise KeyError(
+            f"{key} (the server has this variable and withholds it, because of environment=minimal: "
+            f"name it in the model's parameter ENVIRONMENT)"
+        )
 
 
 def _become(uid: int, gid: int) -> None:

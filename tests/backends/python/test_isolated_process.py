@@ -331,6 +331,15 @@ def test_execution_environment(tmp_path: Path) -> None:
     (site / "numpy.pth").write_text(str(Path(np.__file__).parent.parent) + "\n")
     with ServerProcess(folder) as server:
         assert call(server, "elsewhere", ONE).tolist() == [str(environment).encode(), b"found", b"False"]
+    # for all models of a backend, but for one that asks for the server's process
+    python_model(folder, "elsewhere", ENVIRONMENT, 'backend: "python"')
+    here = 'backend: "python" parameters { key: "isolation" value: { string_value: "none" } }'
+    python_model(
+        folder, "here", ENVIRONMENT.replace("import only_here", "").replace("only_here.VALUE", "'-'"), here
+    )
+    with ServerProcess(folder, f"--backend-config=python,execution-env-path={environment}") as server:
+        assert call(server, "elsewhere", ONE).tolist() == [str(environment).encode(), b"found", b"False"]
+        assert call(server, "here", ONE).tolist() == [sys.prefix.encode(), b"-", b"True"]
 
 
 def test_an_environment_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_all_that_an_archive_brings_runs_as_the_model(repository: Path) -> None:
     """Its interpreter is the model's, too: it must not begin as the server and change then."""
     given = {
         "EXECUTION_ENV_PATH": f"{environment(repository)}",
-        "ENVIRONMENT": "WORD=known",
+        "ENVIRONMENT": "minimal,WORD=known",
         "MEMORY_LIMIT_BYTES": f"{4 << 30}",
     }
     more = "".join(

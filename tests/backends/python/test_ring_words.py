@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from neptrio.backends.python import examine, limits
+from neptrio.config.groups import runs_on
 from neptrio.observe.top_view import Sample, render
 from neptrio.scheduling.explain import explain
-from neptrio.startup import place
 from tests.support.requests import config_of
 
 PYTHON = 'backend: "python" instance_group { count: 2 kind: KIND_CPU } '
@@ -53,7 +53,7 @@ def test_explain_says_nothing_of_it_for_other_models(backend: str) -> None:
 
 def test_the_start_up_table() -> None:
     config = config_of(PYTHON)
-    assert (place(config), place(config, True)) == ("2 x CPU", "2 x CPU, own processes")
+    assert (runs_on(config), runs_on(config, True)) == ("2 x CPU", "2 x CPU, own processes")
 
 
 def test_top_shows_each_process() -> None:
@@ -75,12 +75,33 @@ def test_variables_that_a_process_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.setenv("TOKEN_A", "a")
     plain = limits.environment(config_of(PYTHON), {})
-    assert "SECRET" not in plain and "PATH" in plain and int(plain["OMP_NUM_THREADS"]) >= 1
-    made = limits.environment(config_of(PYTHON + parameter("ENVIRONMENT", "TOKEN_*, NEW=x=y")), {})
+    assert plain["SECRET"] == "s" and "PATH" in plain and int(plain["OMP_NUM_THREADS"]) >= 1
+    assert limits.withheld(config_of(PYTHON), {}) == []
+    few = limits.environment(config_of(PYTHON + parameter("ENVIRONMENT", "minimal")), {})
+    assert "SECRET" not in few and "PATH" in few
+    made = limits.environment(config_of(PYTHON + parameter("ENVIRONMENT", "minimal,TOKEN_*, NEW=x=y")), {})
     assert (made["TOKEN_A"], made["NEW"]) == ("a", "x=y") and "SECRET" not in made
-    assert limits.environment(config_of(PYTHON), {"environment": "*"})["SECRET"] == "s"
+    # what all models get may be narrowed for all, and a model names what it needs
+    for_all = {"environment": "minimal"}
+    assert "SECRET" not in limits.environment(config_of(PYTHON), for_all)
+    named = config_of(PYTHON + parameter("ENVIRONMENT", "SECRET"))
+    assert limits.environment(named, for_all)["SECRET"] == "s"
+    assert {"SECRET", "TOKEN_A"} & set(limits.withheld(named, for_all)) == {"TOKEN_A"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert limits.environment(config_of(PYTHON + parameter("THREADS", "2")), {})["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize("asked", ["", "*", "NEPTRIO_TOKEN", "NEPTRIO_*", "minimal", "minimal,NEPTRIO_*"])
+def test_no_process_is_given_what_is_the_servers_own(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv("NEPTRIO_TOKEN", "hush")
+    monkeypatch.setenv("NEPTRIO_ANYTHING", "hush")
+    monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", "/cache")  # which kernel models' processes need
+    config = config_of(PYTHON + (parameter("ENVIRONMENT", asked) if asked else ""))
+    made = limits.environment(config, {})
+    assert [name for name in made if name.startswith("NEPTRIO_")] == ["NEPTRIO_KERNEL_CACHE"]
+    assert not [name for name in limits.withheld(config, {}) if name.startswith("NEPTRIO_")]
+    given = config_of(PYTHON + parameter("ENVIRONMENT", "NEPTRIO_TOKEN=the model's"))
+    assert limits.environment(given, {})["NEPTRIO_TOKEN"] == "the model's"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.support.waiting import until
 # a model that does what its request's parameter says; OUT is what it found
 MANY = """
 import ctypes, json, os, re, resource, threading
+from pathlib import Path
 import numpy as np
 
 def scribble(what):
@@ -61,6 +62,8 @@ class TritonPythonModel:
             how = asked.get("how", "")
             if how == "scribble":
                 scribble(asked["what"])
+            if how == "variable":
+                os.environ[asked["name"]]
             if how == "hang":
                 threading.Event().wait()
             if how == "bell":  # it makes the bell blocking for both sides, and rings without pause
@@ -73,7 +76,8 @@ class TritonPythonModel:
                 found = np.ones(asked["bytes"], np.uint8)[:1]
             elif how == "look":
                 found = np.frombuffer(json.dumps({
-                    "pid": os.getpid(), "parent": os.getppid(), "environ": dict(os.environ), "files": list(files().values()),
+                    "pid": os.getpid(), "parent": os.getppid(), "environ": dict(os.environ),
+                    "first": Path("/proc/self/environ").read_text(), "files": list(files().values()),
                     "nice": os.nice(0), "uid": os.getuid(), "gid": os.getgid(),
                     "sid": os.getsid(0), "group": os.getpgid(0)}).encode(), np.uint8)
             else:
@@ -118,10 +122,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     two = " instance_group { count: 2 kind: KIND_CPU }"
     python_model(repository, "here", MANY, TEXT + two + parameters(isolation="none"))
     limit = {} if SANITIZED else {"MEMORY_LIMIT_BYTES": str(1 << 30)}
-    limited = parameters(NICE="3", THREADS="3", ENVIRONMENT="SECRET_*,MADE=here", **limit)
+    limited = parameters(NICE="3", THREADS="3", ENVIRONMENT="minimal,SECRET_*,MADE=here", **limit)
     python_model(repository, "limited", MANY, TEXT + limited)
     python_model(repository, "slow", MANY, TEXT + parameters(EXECUTE_TIMEOUT_SECONDS="1.5"))
-    env = {**os.environ, "CLOUD_KEY": "hush", "SECRET_OF_LIMITED": "told"}
+    env = {**os.environ, "CLOUD_KEY": "hush", "SECRET_OF_LIMITED": "told", "NEPTRIO_TOKEN": "own"}
     # what a process says that finds its ring scribbled over
     with ServerProcess(repository, env=env, failures=r"process\.py:\d+\] Traceback") as process:
         yield process
@@ -276,15 +280,33 @@ def test_statistics_and_metrics_of_a_process(server: ServerProcess) -> None:
 
 def test_what_a_process_is_given(server: ServerProcess) -> None:
     found, limited = look(server), look(server, "limited")
-    assert "CLOUD_KEY" not in found["environ"] and "SECRET_OF_LIMITED" not in found["environ"]
+    assert found["environ"]["CLOUD_KEY"] == "hush"  # as a Triton server's models
+    assert "NEPTRIO_TOKEN" not in found["environ"] and "NEPTRIO_TOKEN" not in found["first"]
     assert found["environ"]["PATH"] == os.environ["PATH"]
     assert found["environ"]["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert limited["environ"]["SECRET_OF_LIMITED"] == "told" and limited["environ"]["MADE"] == "here"
     assert "CLOUD_KEY" not in limited["environ"] and limited["environ"]["OMP_NUM_THREADS"] == "3"
+    assert "CLOUD_KEY" not in limited["first"] and "NEPTRIO_TOKEN" not in look(server, "here")["environ"]
     assert limited["nice"] == found["nice"] + 3
     # nothing of the server's: its own socket, its output, its memory and bell
     kinds = sorted(re.sub(r"[:\d].*", "", name) for name in found["files"])
     assert kinds.count("socket") == 1 and not [name for name in found["files"] if "eventpoll" in name]
+
+
+def test_what_a_process_is_not_given_is_said(server: ServerProcess) -> None:
+    """At load, and to whoever looks for it."""
+    said = re.findall(
+        r"model '(\w+)' is not given (\d+) of the server's environment variables.*", server.log()
+    )
+    assert [name for name, _ in said] == ["limited"]
+    assert re.search(r"because of environment=minimal: .*CLOUD_KEY", server.log())
+    with pytest.raises(
+        InferenceServerException, match=r"KeyError: .CLOUD_KEY \(the server has .* withholds it"
+    ):
+        call(server, "limited", how="variable", name="CLOUD_KEY")
+    for model, name in (("limited", "NOWHERE"), ("limited", "NEPTRIO_TOKEN"), ("many", "NOWHERE")):
+        with pytest.raises(InferenceServerException, match=f"KeyError: '{name}'"):
+            call(server, model, how="variable", name=name)
 
 
 @pytest.mark.slow
@@ -334,7 +356,7 @@ def test_a_template_that_is_killed_is_started_again(tmp_path: Path) -> None:
         ({"EXECUTE_TIMEOUT_SECONDS": "-1"}, "must be a number of seconds > 0, got '-1'"),
         ({"EXECUTE_TIMEOUT_SECONDS": "1", "isolation": "none"}, "leave out the parameters isolation 'none'"),
         ({"RUN_AS_GID": "1"}, "needs RUN_AS_UID"),
-        ({"ENVIRONMENT": "=x"}, "must be NAME, PREFIX_* or NAME=VALUE"),
+        ({"ENVIRONMENT": "=x"}, "must be minimal, NAME, PREFIX_* or NAME=VALUE"),
     ],
 )
 def test_parameters_that_cannot_be(tmp_path: Path, given: dict[str, str], reason: str) -> None:

@@ -23,7 +23,7 @@ from neptrio.backends.python.template import ModelTemplate, Template
 from neptrio.config import model_config as model_config
 from neptrio.config import time_limits
 from neptrio.config.describe_config import to_dict
-from neptrio.config.isolation import isolated, parameter, sees_devices
+from neptrio.config.isolation import environment_path, isolated, parameter, sees_devices
 from neptrio.errors import Internal, InvalidArgument, TritonError, settled
 from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
 from neptrio.foreign import text_of
@@ -35,9 +35,17 @@ log = logging.getLogger("neptrio.python")
 
 def apart(context: LoadContext) -> bool:
     """Whether the model runs in processes of its own, by its configuration and the settings. Raises InvalidArgument."""
-    return isolated(context.config, context.settings.backend_settings("python"))
+    return isolated(context.config, settings_of(context))
 
 
+def settings_of(context: LoadContext) -> dict[str, str]:
+    """The --backend-config of `python`, and of the Python-based backend that the model names the environment."""
+    found = context.settings.backend_settings("python")
+    own = context.settings.backend_settings(context.config.backend)
+    return found | {key: own[key] for key in ("execution-env-path",) if key in own}
+
+
+SHOWN_NAMES = 50  # of variables that a model is not given
 Resources = tuple[dict[str, str], dict[str, Any]]  # environment variables, limits
 
 
@@ -47,12 +55,14 @@ def resources(context: LoadContext, backend: str = "python", config: Any = None)
     `backend` is whose --backend-config decides where the model does not; `config`: None for the context's.
     """
     config = context.config if config is None else config
-    return limits.environment(config, context.settings.backend_settings(backend)), limits.limits(config)
+    settings = context.settings.backend_settings(backend)
+    limited = {**limits.limits(config), "withheld": limits.withheld(config, settings)}
+    return limits.environment(config, settings), limited
 
 
 def python_of(context: LoadContext) -> str | None:
-    """The path of the Python interpreter in the model's EXECUTION_ENV_PATH, None if it uses the server's."""
-    path = parameter(context.config, "EXECUTION_ENV_PATH")
+    """The path of the Python interpreter in the model's EXECUTION_ENV_PATH or its backend's, None if it uses the server's."""
+    path = environment_path(context.config, settings_of(context)) if apart(context) else ""
     if not path:
         return None
     cache = cache_directory(context.settings.backend_settings("python"))
@@ -171,7 +181,7 @@ class PythonBackend(Backend):
             resources(context)
         execute_seconds(context)
         initialize_seconds(context)
-        environment = parameter(context.config, "EXECUTION_ENV_PATH")
+        environment = environment_path(context.config, settings_of(context))
         for problem in examine.problems(cls.model_file(context), imports=not environment):
             report(problem)
 
@@ -190,6 +200,15 @@ class PythonBackend(Backend):
         # an archive is unpacked here, on the loader's thread
         self._python = python_of(self.context) if own else None
         self.regroup(self.context.config)
+        withheld = self._resources[1].get("withheld")
+        if withheld:
+            shown = ", ".join(withheld[:SHOWN_NAMES]) + (", ..." if len(withheld) > SHOWN_NAMES else "")
+            log.info(
+                "model '%s' is not given %d of the server's environment variables, because of environment=minimal: %s",
+                self.context.name,
+                len(withheld),
+                shown,
+            )
 
     def regroup(self, config: Any) -> None:
         # here and not for each instance, because it takes half a millisecond, and instances are made on the trio thread

@@ -2,11 +2,21 @@
 
 | parameter | what | default |
 |---|---|---|
-| `ENVIRONMENT` | more variables: `NAME`, `PREFIX_*`, `NAME=VALUE`, `*` (all), separated by commas | none |
+| `ENVIRONMENT` | `minimal`, `NAME`, `PREFIX_*`, `NAME=VALUE`, `*` (all), separated by commas | all |
 | `MEMORY_LIMIT_BYTES` | data that the process may allocate | no limit |
 | `THREADS` | threads of numerical libraries | cores divided by the model's instances |
 | `NICE` | added to the process's niceness | 0 |
 | `RUN_AS_UID`, `RUN_AS_GID` | another user, where the server may change to it | the server's |
+
+The problem: models written for Triton read the server's variables, and one that is missing is no error but another
+branch (`os.environ.get(NAME, "off")`). But variables also hold what no model should see.
+
+Rules:
+ 1. A process gets the server's variables, as a Triton model's does.
+ 2. What the server's own variables are called (NEPTRIO_*) is withheld whatever a configuration asks for: there may be tokens
+    among them. SHARED has those that models' processes need. A configuration may give a variable of that name (NAME=VALUE).
+ 3. With `minimal`, for one model or all, a process gets PASSED and what is named beside it. What it is not given then is said
+    when the model is loaded, and in the KeyError of who looks for it.
 """
 
 from __future__ import annotations
@@ -24,6 +34,9 @@ from neptrio.cores import usable_cores
 from neptrio.errors import InvalidArgument
 from triton_python_backend_utils._process import limits as in_process
 
+OWN = "NEPTRIO_"
+SHARED = ("NEPTRIO_KERNEL_CACHE",)
+MINIMAL = "minimal"
 # variables by which programs find their files, language and devices; none of them holds a secret
 PASSED = (
     *(
@@ -66,7 +79,6 @@ PASSED = (
     ),
     *(
         "TRANSFORMERS_*",
-        "NEPTRIO_*",
         "TRITON_*",
         "TRITONSERVER_*",
         "ASAN_OPTIONS",
@@ -88,15 +100,19 @@ THREADS = (
 
 
 def inherited(patterns: Iterable[str] = ()) -> dict[str, str]:
-    """Those of the server's environment variables that PASSED or `patterns` name."""
+    """Those of the server's environment variables that PASSED or `patterns` name (rules 2 and 3)."""
     wanted = _any_of(tuple(patterns))
-    return {name: value for name, value in os.environ.items() if wanted.match(name)}
+    return {name: value for name, value in os.environ.items() if wanted.match(name) and not _secret(name)}
+
+
+def _secret(name: str) -> bool:
+    return name.startswith(OWN) and name not in SHARED
 
 
 @functools.lru_cache(64)
 def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """One expression for all patterns: trying them in turn would take a millisecond of each instance's start."""
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in (*PASSED, *patterns)))
+    return re.compile("|".join(fnmatch.translate(pattern) for pattern in (*PASSED, *SHARED, *patterns)))
 
 
 def parameter(config: Any, key: str) -> str:
@@ -117,25 +133,41 @@ def number(config: Any, key: str, least: int) -> int | None:
     return value
 
 
-def environment(config: Any, settings: dict[str, str]) -> dict[str, str]:
-    """The environment variables of a model's process. Raises InvalidArgument."""
+def _asked(config: Any, settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The patterns of the variables that a model's process gets, and variables given with their values. Raises
+    InvalidArgument."""
     patterns, given = [], {}
     both = f"{settings.get('environment', '')},{parameter(config, 'ENVIRONMENT')}"
     for item in filter(None, (part.strip() for part in both.split(","))):
         name, sign, value = item.partition("=")
         if not name:
             raise InvalidArgument(
-                f"parameter 'ENVIRONMENT' must be NAME, PREFIX_* or NAME=VALUE, got '{item}'"
+                f"parameter 'ENVIRONMENT' must be {MINIMAL}, NAME, PREFIX_* or NAME=VALUE, got '{item}'"
             )
         if sign:
             given[name] = value
         else:
             patterns.append(name)
+    return (patterns if MINIMAL in patterns else ["*"]), given
+
+
+def environment(config: Any, settings: dict[str, str]) -> dict[str, str]:
+    """The environment variables of a model's process. Raises InvalidArgument."""
+    patterns, given = _asked(config, settings)
     made = inherited(patterns)
     threads = str(_threads(config))
     for name in THREADS:
         made.setdefault(name, threads)
     return made | given
+
+
+def withheld(config: Any, settings: dict[str, str]) -> list[str]:
+    """The names of the server's variables that the model's process lacks because of `minimal`. Raises InvalidArgument."""
+    patterns, given = _asked(config, settings)
+    if "*" in patterns:
+        return []
+    left = os.environ.keys() - inherited(patterns).keys() - given.keys()
+    return sorted(name for name in left if not _secret(name))
 
 
 def _threads(config: Any) -> int:
@@ -167,7 +199,7 @@ def launched(
     `program` begins with a path. The server's interpreter, of which the model decides nothing, sets both and then becomes
     the program. The threads of numerical libraries are left to the program.
     """
-    own = {name: value for name, value in (limits or {}).items() if name != "threads"}
+    own = {name: value for name, value in (limits or {}).items() if name not in ("threads", "withheld")}
     arguments = [sys.executable, "-I", "-S", str(in_process.__file__), json.dumps(own), *program]
     own_libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return arguments, own_libraries | {in_process.PREFIX + name: value for name, value in environ.items()}

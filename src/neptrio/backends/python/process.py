@@ -123,9 +123,9 @@ class Process:
                 except OSError as error:
                     self._log.warning("the template process cannot be used, a new one is started: %s", error)
             if self._child is None:
-                threads_only = json.dumps({"threads": (limits or {}).get("threads")})
+                later = json.dumps({name: (limits or {}).get(name) for name in ("threads", "withheld")})
                 program = [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
-                program += [str(theirs.fileno()), "compiled" if python is None else "plain", threads_only]
+                program += [str(theirs.fileno()), "compiled" if python is None else "plain", later]
                 arguments, environ_of_it = launched(
                     program, given if python is None else variables(python, given), limits
                 )

@@ -281,7 +281,7 @@ class ModelTemplate(Template):
                 theirs.fileno(),
                 self._environ,
                 # what it runs is the model's code as well; niceness would be added twice
-                {name: self._limits[name] for name in ("memory", "user")},
+                {name: self._limits.get(name) for name in ("memory", "user", "withheld")},
                 preload=self._preload,
             )
         except OSError:
