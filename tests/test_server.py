@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,8 +22,6 @@ from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-# models see of the environment what they name
-GIVEN = 'parameters { key: "ENVIRONMENT" value: { string_value: "GATE_FOLDER" } }'
 GATED = """
 import os, pathlib
 import triton_python_backend_utils as pb_utils
@@ -57,7 +57,7 @@ class Gate:
         self._latch = Latch(tmp_path / "open")
         repository = tmp_path / "models"
         io = 'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
-        write_model(repository, "gated", f'backend: "python" {io} {GIVEN}', {"1/model.py": GATED})
+        write_model(repository, "gated", f'backend: "python" {io}', {"1/model.py": GATED})
         self.server = ServerProcess(repository, *flags)
         self.answers: list[object] = []
         module = httpclient if protocol == "http" else grpcclient
@@ -100,16 +100,40 @@ def test_the_start_up_text(tmp_path: Path) -> None:
         assert "did you mean 'max_batch_size'?" in " ".join(server.log().split())
         assert "'nonesuch'" in cells["nothing"][3]
         assert server.http and server.grpc and server.metrics
-        assert "(HTTP/2 session: " in server.log()
-        assert "sockets are waited for: in trio's stead\n" in server.log()
         assert "accelerators: " in server.log()
+        # what only this server's authors want to know is said with --log-verbose=1
+        assert "sockets are waited for" not in server.log() and "HTTP/2 session" not in server.log()
+    for line in ("loading: good:3", "successfully loaded 'good' version 3 in ", "(1 x CPU)"):
+        assert line in server.log()
+    for line in (
+        "stopping: 0 requests under way",
+        "unloading: good:3",
+        "successfully unloaded 'good' version 3",
+        "stopped",
+    ):
+        assert f"] {line}\n" in server.log()
+
+
+def test_what_only_authors_want_to_know_is_verbose(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    with ServerProcess(tmp_path, "--log-verbose=1") as server:
+        assert "] sockets are waited for: in trio's stead; HTTP/2 session: " in server.log()
 
 
 def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:
+    """The models that are well are shown as that, and the end says what failed and what to type."""
     write_model(tmp_path, "bad", 'backend: "identity" max_batch: 3')
+    write_model(tmp_path, "good", identity_config())
     with pytest.raises(AssertionError, match="did not start") as info:
         ServerProcess(tmp_path)
     text = str(info.value)
+    assert re.search(r"^\| good +\| 1 +\| READY +\| 1 x CPU ", text, re.M)
+    assert "1 of 2 models did not load: bad\n" in text
+    command = re.search(r"^  neptrio (check --model bad .*)$", text, re.M)
+    assert command is not None and "--exit-on-error=false" in text
+    check = [sys.executable, "-m", "neptrio", *shlex.split(command[1])]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "did you mean 'max_batch_size'?" in done.stdout
     assert "UNAVAILABLE" in text and "error: creating server: Internal - failed to load all models" in text
     assert "Traceback" not in text
 
@@ -183,7 +207,7 @@ def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> No
     at_start = "import os, threading\n  if True:\n    " + hang if where == "initialize" else "pass"
     code = f"import os, threading\n{at_import}\nclass TritonPythonModel:\n def initialize(self, args):\n  {at_start}\n"
     code += " def execute(self, requests): return []\n"
-    write_model(tmp_path / "models", "slow", f'backend: "python" {GIVEN}', {"1/model.py": code})
+    write_model(tmp_path / "models", "slow", 'backend: "python"', {"1/model.py": code})
     command = [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path / 'models'}", "--http-port=0"]
     process = subprocess.Popen(
         [

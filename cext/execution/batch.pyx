@@ -285,7 +285,7 @@ cdef class Batch(WorkItem):
         else:
             instance.finished(self)
         if self.error is not None:
-            if self.error.reason is BACKEND:
+            if self.error.reason is BACKEND and not self.error.logged:
                 log.error("%s", self.error, extra={"subject": self.model.name})
             # its traceback refers to the batch: this breaks the cycle, so that both are freed at once
             self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None

@@ -62,6 +62,7 @@ class TritonError(Exception):
     # that for the others. It is set for errors that come by the thousand (queue full), and only to objects of
     # modules, so that transports keep few encodings.
     alike: object = None
+    logged = False  # the log has it already: whoever else meets it need not say it again
     # headers of the HTTP answer, in addition to those of every error
     headers: tuple[tuple[bytes, bytes], ...] = ()
 

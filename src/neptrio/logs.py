@@ -72,6 +72,8 @@ class LineFormat(logging.Formatter):
             micros = int(record.created % 1 * 1e6)
             head = f"{letter}{time.strftime('%m%d %H:%M:%S', when)}.{micros:06d} {where}"
         text = _said(record, self.formatException)
+        if record.name.startswith(OF_A_MODEL):  # which instance of which model says it
+            text = f"{record.name[len(OF_A_MODEL) :]}: {text}"
         text = f"{head} {_one_record(text)}"
         if len(text) > LONGEST:
             half = LONGEST // 2

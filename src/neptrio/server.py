@@ -17,14 +17,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
 from neptrio import logs, process_parts, startup
 from neptrio.codec.inflate_budget import InflateBudget
-from neptrio.config import accelerators, groups
+from neptrio.config import accelerators
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
@@ -149,6 +148,7 @@ class Server:
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),
         )
+        self.failed_start = ""  # what there is to say of a start that ended because models failed to load
         self.device_failed = False  # it ends because a GPU cannot be used any more
         self.timed_out = False  # the exit timeout has expired before everything had ended
         self.abandoned = False  # threads may still run: models were loading, or a device has failed
@@ -237,7 +237,11 @@ class Server:
                     with self._loading:
                         # on a thread: where the driver must be asked, it starts, which may take a second
                         await threads.run_surely(accelerators.gpus, abandon_on_cancel=True)
-                        await self.repository.load_all()
+                        try:
+                            await self.repository.load_all()
+                        except TritonError:
+                            self.failed_start = startup.failed(self)  # while the others are still loaded
+                            raise
                     if self._loading.cancelled_caught:
                         self.abandoned = True
                         fronts.cancel_scope.cancel()
@@ -272,6 +276,7 @@ class Server:
                 self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
         self.completions.close()
+        log.info("stopped")
 
     async def _settle_devices(self) -> None:
         """Waits until the GPUs have what regions and models held; within the exit timeout."""
@@ -327,6 +332,10 @@ class Server:
 
     def stop(self) -> None:
         """Begins the shutdown. Trio thread only."""
+        if not self.stopping.is_set():
+            log.info(
+                "stopping: %d requests under way", sum(m.inflight for m in self.repository.ready_models())
+            )
         self._deadline = trio.current_time() + self.settings.exit_timeout_secs
         self.services.metadata.exiting = True
         self.repository.flush()
@@ -362,60 +371,6 @@ class Server:
         """Gives compressed requests the grace time to be inflated; after that they are refused."""
         await trio.sleep(self.settings.grace_secs)
         self.services.inflating.stop()
-
-    def _rest_url(self) -> str:
-        assert self.http_listener is not None
-        scheme = "https" if self.settings.http_tls_cert else "http"
-        return f"{scheme}://{startup.address(self.http_listener.getsockname())}"
-
-    def first_steps(self) -> str:
-        """What somebody who tries the server can type now: a request, and how it ends."""
-        lines = []
-        if self.http_listener is not None:
-            request = startup.try_it((m.config for m in self.repository.ready_models()), self._rest_url())
-            lines += ["a first request:", f"  {request}"] if request else []
-        return "\n".join([*lines, "Ctrl-C stops the server"])
-
-    def describe(self) -> str:
-        """The start-up text: models, addresses, and what hardware and libraries were found."""
-        places = {
-            (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
-            for m in self.repository.ready_models()
-        }
-        lines = [startup.table(self.repository.index(False), places)]
-        for name, listener, note in (
-            ("REST", self.http_listener, "https://{}" if self.settings.http_tls_cert else "http://{}"),
-            ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),
-            (
-                "metrics",
-                self.metrics_listener,
-                "https://{}/metrics" if self.settings.metrics_tls_cert else "http://{}/metrics",
-            ),
-        ):
-            if listener is not None:
-                lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))
-        if self.console and self.metrics_listener is not None:
-            scheme = "https" if self.settings.metrics_tls_cert else "http"
-            lines.append(
-                f"console  on {scheme}://{startup.address(self.metrics_listener.getsockname())}/console"
-            )
-        if self.http_listener is not None:
-            lines.append(f"docs     on {self._rest_url()}/docs")
-        if self.admin is not None:
-            scheme = "https://" if self.admin.secure else ""
-            place = startup.address(self.admin.listener.getsockname())
-            lines.append(f"admin    on {scheme}{place} (REST, gRPC, /metrics; control verbs only here)")
-        if self.front_ends is not None:
-            found = ", ".join(f"{row.number}: process {row.pid}" for row in self.front_ends.rows())
-            spoken = [
-                name
-                for name, listener in (("HTTP", self.http_listener), ("gRPC", self.grpc_listener))
-                if listener is not None
-            ]
-            lines.append(f"front ends speak {' and '.join(spoken)} ({found})")
-        lines.append(f"sockets are waited for: {self.loop.poller.way}")
-        lines.append(f"accelerators: {accelerators.describe()}")
-        return "\n".join(lines)
 
 
 async def _signals(server: Server) -> None:
@@ -458,7 +413,14 @@ def run(settings: Settings, first_steps: bool = False) -> int:
         def started() -> None:
             collector.set_up()
             _look_before_sleeping(server)
-            text = [server.describe(), *([server.first_steps()] if first_steps else []), "serving\n"]
+            log.debug(
+                "sockets are waited for: %s; HTTP/2 session: %s", server.loop.poller.way, implementation()
+            )
+            text = [
+                startup.describe(server),
+                *([startup.first_steps(server)] if first_steps else []),
+                "serving\n",
+            ]
             sys.stderr.write("\n".join(text))  # in one piece: front ends may write, too
             sys.stderr.flush()
             nursery.start_soon(settle)
@@ -476,9 +438,8 @@ def run(settings: Settings, first_steps: bool = False) -> int:
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
-        if server is not None:
-            with suppress(TritonError):  # a table that cannot be made must not hide the error
-                print(startup.table(server.repository.index(False)), file=sys.stderr)
+        if server is not None and server.failed_start:
+            print(server.failed_start, file=sys.stderr)
         raise _first(group) from None
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)

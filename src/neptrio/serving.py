@@ -260,8 +260,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--log-warning", type=flags.boolean, default=True, help="log warnings")
     add("--log-error", type=flags.boolean, default=True, help="log errors")
     add("--log-format", choices=("default", "ISO8601"), default="default", help="the form of a log line")
-    add("--loop-lag-warning-ms", type=flags.tolerance, default=20.0, metavar="MS",
-        help="log what kept the event loop for longer than this, at most a line a second; 0: never")  # fmt: skip
+    add("--loop-lag-warning-ms", type=flags.tolerance, default=200.0, metavar="MS",
+        help="log what made all requests wait for longer than this, at most a line a minute; 0: never")  # fmt: skip
     add("--log-file", default="", help="append the log to this file instead of standard error")
 
     add = p.add_argument_group("tracing").add_argument

@@ -122,7 +122,7 @@ class Settings:
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
 
-    loop_lag_warning_ms: float = 20  # 0: no warning
+    loop_lag_warning_ms: float = 200  # 0: no warning
 
     log_verbose: int = 0
     log_info: bool = True

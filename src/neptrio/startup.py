@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from neptrio import datatypes
+from neptrio.config import accelerators, groups
 from neptrio.settings import Settings
 
 # datatype of a configuration -> a value of it as JSON; FP16 and BF16 have none
@@ -17,6 +19,7 @@ LONGEST_SAMPLE = 64  # elements of an input that still fit on a line
 
 HEADS = ("Model", "Version", "State", "Runs on", "Reason")
 REASON_WIDTH = 100
+SHOWN_MODELS = 10  # of those that failed
 
 
 def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], str] | None = None) -> str:
@@ -47,6 +50,26 @@ def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], st
         return "|" + "|".join(f" {v.ljust(w)} " for v, w in zip(values, widths, strict=True)) + "|"
 
     return "\n".join([rule, line(HEADS), rule, *map(line, cells), rule])
+
+
+def what_failed(rows: Iterable[Mapping[str, str]], settings: Settings) -> str:
+    """Which models did not load, and what to type: the end of a start that failed."""
+    states: dict[str, bool] = {}
+    for row in rows:
+        states[row["name"]] = states.get(row["name"], True) and row.get("state") == "READY"
+    failed = [name for name, ready in states.items() if not ready]
+    places = " ".join(shlex.quote(str(place)) for place in settings.model_repository)
+    if not failed:
+        return f"neptrio check {places}: says what is wrong with the repository"
+    shown = ", ".join(failed[:SHOWN_MODELS]) + (", ..." if len(failed) > SHOWN_MODELS else "")
+    asked = "".join(f" --model {shlex.quote(name)}" for name in failed[:SHOWN_MODELS])
+    return (
+        f"{len(failed)} of {len(states)} models did not load: {shown}\n"
+        f"  neptrio check{asked} {places}\n"
+        "      checks configurations and files without running anything\n"
+        "  --exit-on-error=false\n"
+        "      serves the other models"
+    )
 
 
 def open_controls(settings: Settings) -> str:
@@ -124,3 +147,69 @@ def _sample(config: Any) -> dict[str, Any] | None:
             }
         )
     return {"inputs": inputs} if inputs else None
+
+
+# ------------------------------------------------------------ the texts of a server (neptrio.server.Server)
+
+
+def _rest_url(server: Any) -> str:
+    assert server.http_listener is not None
+    scheme = "https" if server.settings.http_tls_cert else "http"
+    return f"{scheme}://{address(server.http_listener.getsockname())}"
+
+
+def first_steps(server: Any) -> str:
+    """What somebody who tries the server can type now: a request, and how it ends."""
+    lines = []
+    if server.http_listener is not None:
+        request = try_it((m.config for m in server.repository.ready_models()), _rest_url(server))
+        lines += ["a first request:", f"  {request}"] if request else []
+    return "\n".join([*lines, "Ctrl-C stops the server"])
+
+
+def _table(server: Any) -> str:
+    places = {
+        (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
+        for m in server.repository.ready_models()
+    }
+    return table(server.repository.index(False), places)
+
+
+def failed(server: Any) -> str:
+    """The models as they are when the start ends, and what can be typed now."""
+    return f"{_table(server)}\n{what_failed(server.repository.index(False), server.settings)}"
+
+
+def describe(server: Any) -> str:
+    """The start-up text: models and addresses, and what hardware was found."""
+    lines = [_table(server)]
+    for name, listener, note in (
+        ("REST", server.http_listener, "https://{}" if server.settings.http_tls_cert else "http://{}"),
+        ("gRPC", server.grpc_listener, "{}"),
+        (
+            "metrics",
+            server.metrics_listener,
+            "https://{}/metrics" if server.settings.metrics_tls_cert else "http://{}/metrics",
+        ),
+    ):
+        if listener is not None:
+            lines.append(f"{name:<8} on " + note.format(address(listener.getsockname())))
+    if server.console and server.metrics_listener is not None:
+        scheme = "https" if server.settings.metrics_tls_cert else "http"
+        lines.append(f"console  on {scheme}://{address(server.metrics_listener.getsockname())}/console")
+    if server.http_listener is not None:
+        lines.append(f"docs     on {_rest_url(server)}/docs")
+    if server.admin is not None:
+        scheme = "https://" if server.admin.secure else ""
+        place = address(server.admin.listener.getsockname())
+        lines.append(f"admin    on {scheme}{place} (REST, gRPC, /metrics; control verbs only here)")
+    if server.front_ends is not None:
+        found = ", ".join(f"{row.number}: process {row.pid}" for row in server.front_ends.rows())
+        spoken = [
+            name
+            for name, listener in (("HTTP", server.http_listener), ("gRPC", server.grpc_listener))
+            if listener is not None
+        ]
+        lines.append(f"front ends speak {' and '.join(spoken)} ({found})")
+    lines.append(f"accelerators: {accelerators.describe()}")
+    return "\n".join(lines)

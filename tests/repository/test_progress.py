@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2
 
+import neptrio
+from neptrio.repository import loading
 from tests.repository.test_hostile import PYTHON, WAITING, writer
 from tests.support.control import infer, load, post, progress, refused
 from tests.support.repository import identity_config, write_model
@@ -110,3 +113,44 @@ def test_load_times_in_the_index(tmp_path: Path) -> None:
             for thread in threads:
                 thread.join(300)
         assert progress(server, "n")["versions"][0]["state"] == "READY"
+
+
+def test_a_load_that_takes_long_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "SLOW_SECONDS", 0.01)
+    said = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("loading 'waits' since "):
+                phases.append(record.getMessage().rpartition(": ")[2])
+                said.set()
+
+    phases: list[str] = []
+    server = neptrio.Server()
+
+    @server.model
+    class waits:
+        def __init__(self) -> None:
+            assert said.wait(60)
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    handler = Heard()
+    log = logging.getLogger("neptrio.repository")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with server.running() as running:
+            assert running.model("waits").infer({"x": [2]})["OUTPUT"] == 2
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    assert set(phases) <= {
+        "waiting for its turn",
+        "reading the configuration",
+        "loading files",
+        "initializing instances",
+    }

@@ -4,7 +4,7 @@ The problem: all decisions are made on one thread, so whatever keeps it busy del
 latencies does not show that, and still less why. The choice: a pass is measured from the moment the wait for
 sockets ends to the next look at them; nobody whose request came in between waited for the loop for longer.
 Code that begins large work leaves a note (kind, model, bytes), and when a pass took too long the log names the
-work that took most of it.
+work that took most of it, and what its reader can do about it.
 
 Rules:
  1. A pass costs two readings of the clock. Notes are left for work on many bytes only, so small requests make none.
@@ -26,7 +26,9 @@ __all__ = ["BOUNDS_NS", "LoopLag", "LoopLagStatistics"]
 
 log = logging.getLogger("neptrio.loop")
 
-LINE_SECONDS = 1.0
+LINE_SECONDS = 60.0
+LARGE = "send large tensors as binary data or in shared memory, or give the protocols cores of their own (--frontends)"
+ALONE = "give the server cores that other programs and models' threads leave alone; isolation 'process' keeps models off them"
 MOST_OF = 0.5  # to be named, work must have taken this share of the pass
 
 
@@ -61,30 +63,32 @@ class LoopLag(LoopLagCore):
             self._untold += 1
             return
         self._told_ns = now
-        more = f"; {self._untold} more such passes since the last line" if self._untold else ""
+        more = f"; so {self._untold} more times since the last line" if self._untold else ""
         self._untold = 0
+        culprit, remedy = self._culprit(now, taken, notes, task, task_ns)
         log.warning(
-            "the loop did nothing else for %.0f ms: %s%s",
+            "all requests waited for %.0f ms because of %s%s%s",
             taken / 1e6,
-            self._culprit(now, taken, notes, task, task_ns),
+            culprit,
             more,
+            f" ({remedy})" if remedy else "",
         )
 
     def _culprit(
         self, now: int, taken: int, notes: list[tuple[int, str, str, Any, int]], task: Any, task_ns: int
-    ) -> str:
+    ) -> tuple[str, str]:
+        """What took most of a pass, and what can be done about it ("": nothing by settings)."""
         ends = [note[0] for note in notes[1:]] + [now] * bool(notes)
         spans = [(end - note[0], note) for end, note in zip(ends, notes, strict=True)]
         longest, noted = max(spans, key=lambda span: span[0], default=(0, None))
         if noted is not None and longest >= MOST_OF * taken:
             _, kind, model, source, nbytes = noted
             of = f" of model '{model}'" if model else ""
-            return f"{kind}{of}, {nbytes} bytes{_whose(source)}"
+            return f"{kind}{of}, {nbytes} bytes{_whose(source)}", LARGE
         if task_ns >= MOST_OF * taken:
-            return f"the task '{task.name}'"
-        if self.source is not None:
-            return f"many small things, or the processor was taken away, at last{_whose(self.source)}"
-        return "many small things, or the processor was taken away"
+            return f"the task '{task.name}'", ""
+        last = f", at last{_whose(self.source)}" if self.source is not None else ""
+        return f"many small things, or the processor was taken away{last}", ALONE
 
 
 def _whose(source: Any) -> str:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import time
 
 import trio
 
-from neptrio.config import defaults
+from neptrio.config import defaults, groups
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.foreign import summary
 from neptrio.loop import collector
@@ -37,6 +38,7 @@ from neptrio.settings import Settings
 log = logging.getLogger("neptrio.repository")
 
 EXITING = "Server exiting"
+SLOW_SECONDS = 10.0  # a load that takes longer says what it does
 REBUILDS = 10  # of an ensemble whose steps' models change while it is built
 
 
@@ -67,6 +69,8 @@ class Loading:
     async def _run(self, operation: Operation) -> None:
         record = operation.record
         loaded = False
+        assert self._catalog.nursery is not None
+        self._catalog.nursery.start_soon(self._tell_slow, operation)
         try:
             with operation.scope:
                 await self._first_in_line(operation)
@@ -93,6 +97,16 @@ class Loading:
                     self._without_versions(operation)
             operation.done.set()
             collector.loaded()
+
+    async def _tell_slow(self, operation: Operation) -> None:
+        """Says in the log what a load is doing that takes long, again and again, more and more rarely."""
+        seconds = SLOW_SECONDS
+        while not operation.done.is_set():
+            with trio.move_on_after(operation.started + seconds - time.monotonic()):
+                await operation.done.wait()
+                return
+            log.info("loading '%s' since %.0f s: %s", operation.record.name, seconds, operation.phase)
+            seconds *= 2
 
     def _without_versions(self, operation: Operation) -> None:
         """Notes why a load failed before it had any version to show it: in `problem`, for the index. A name that
@@ -193,6 +207,18 @@ class Loading:
         made: list[Building] = [*models.values(), *changes.values()]
         record.last_seconds = max(one.load_duration_secs for one in made)
         self._swap(operation, models, changes, keep)
+        for version, model in sorted(models.items()):
+            log.info(
+                "successfully loaded '%s' version %d in %.1f s (%s)",
+                *(name, version, model.load_duration_secs),
+                groups.runs_on(model.config, model.backend.own_processes) or "its steps' models",
+            )
+        for version, regrouping in sorted(changes.items()):
+            log.info(
+                "successfully changed the instances of '%s' version %d in %.1f s (%s)",
+                *(name, version, regrouping.load_duration_secs),
+                groups.runs_on(record.serving[version].config, record.serving[version].backend.own_processes),
+            )
         old, record.folder = record.folder, found.folder
         if found.folder is not None and found.folder is not old:
             found.folder.hold()
@@ -231,6 +257,8 @@ class Loading:
             if row.state not in (State.LOADING, State.RELOADING):
                 row.apply(Event.BEGIN)
         operation.phase = "loading files"
+        for version in found.versions:
+            log.info("%s: %s:%d", "changing instances" if version in same else "loading", name, version)
 
         async def one(version: int) -> None:
             try:
@@ -308,7 +336,7 @@ class Loading:
                 finally:
                     self._waits[name].discard(child)
                 if running.error is not None and child not in self._catalog.latest:
-                    log.error("%s", running.error, extra={"subject": child})
+                    log.error("%s", str(running.error).rstrip("\n"), extra={"subject": child})
                     break
             if child not in self._catalog.latest:
                 failed.append(child)
@@ -335,6 +363,6 @@ class Loading:
         for operation in waiting:
             await operation.done.wait()
             if operation.error is not None and operation.stopped_by is None:
-                log.error("%s", operation.error, extra={"subject": operation.record.name})
+                log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
                 if not operation.record.operations:
                     self._withdrawal.record(operation.record)

@@ -97,7 +97,7 @@ class RepositoryManager(Catalog):
             if operation.error is not None:
                 failed = True
                 why = why or operation.error
-                log.error("%s", operation.error, extra={"subject": operation.record.name})
+                log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
         if failed and self._settings.exit_on_error:
             raise Internal("failed to load all models") from why
 
@@ -145,7 +145,7 @@ class RepositoryManager(Catalog):
         for operation in operations:
             await operation.done.wait()
             if operation.error is not None:
-                log.error("%s", operation.error, extra={"subject": operation.record.name})
+                log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
 
     async def poll(self) -> None:
         """Mode poll: polls every --repository-poll-secs, for ever."""

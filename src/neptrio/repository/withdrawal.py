@@ -82,6 +82,7 @@ class Withdrawal:
             self.retire(record, version, model)
 
     def retire(self, record: Record, version: int, model: Model) -> None:
+        log.info("unloading: %s:%d", record.name, version)
         model.withdraw()
         retirement = Retirement(version, model)
         record.retiring.append(retirement)
@@ -101,6 +102,8 @@ class Withdrawal:
             await retirement.model.stop()
         except Exception:
             log.exception("stopping model '%s' failed", record.name)
+        else:
+            log.info("successfully unloaded '%s' version %d", record.name, retirement.version)
         retirement.drained.set()
         record.retiring.remove(retirement)
         if not any(other.version == retirement.version for other in record.retiring):

@@ -161,6 +161,8 @@ def test_death_fails_the_request_with_the_cause_and_the_model_restarts(
     killer: ServerProcess, how: str, cause: str
 ) -> None:
     first, restarts = call(killer, "killer", ONE, how="pid")[0], killer.log().count("runs again")
+    failed = "the model instance 'killer_0' failed: "
+    told, said = killer.log().count(failed), killer.log().count("about to leave")
     with httpclient.InferenceServerClient(killer.http) as client:
         with pytest.raises(InferenceServerException, match=cause) as info:
             call(killer, "killer", ONE, how=how)
@@ -173,6 +175,10 @@ def test_death_fails_the_request_with_the_cause_and_the_model_restarts(
     assert call(killer, "double", ONE + 1)[0] == 2
     ready_again(killer, "killer")
     assert call(killer, "killer", ONE, how="pid")[0] != first
+    # the log has it once, and what the process printed once, with the instance that it is of
+    assert killer.log().count(failed) == told + 1
+    assert killer.log().count("about to leave") == said + (how == "exit")
+    assert how != "exit" or "] killer_0: about to leave\n" in killer.log()
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ from tests.transport.conftest import SESSIONS
 @pytest.fixture(scope="module", params=SESSIONS)
 def process(grpc_repository: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     env = {**os.environ, "NEPTRIO_HTTP2_SESSION": request.param}
-    with ServerProcess(grpc_repository, env=env) as server:
+    with ServerProcess(grpc_repository, "--log-verbose=1", env=env) as server:
         assert f"HTTP/2 session: {request.param}" in server.log()
         yield server
 

@@ -214,7 +214,9 @@ class IsolatedInstance(BackendInstance):
                 self._completions.post(OnLoop(self.on_memory))
             if not self._stopping.is_set():
                 self._completions.post(OnLoop(self.on_health))
-                log.error("%s", self._cause)
+                log.error(
+                    "the model instance '%s' failed: %s", self.name, process.end
+                )  # its output is in the log
             for answer in asked.values():
                 answer(False)
             if not self._stopping.is_set():
@@ -226,6 +228,12 @@ class IsolatedInstance(BackendInstance):
                 )
         if life is not None and life.process is process:
             self._completions.post(OnLoop(lambda: self._life_over(life)))
+
+    def _failure(self) -> Internal:
+        """The error of requests that the process, which has ended, does not answer."""
+        error = Internal(self._cause, reason=Reason.BACKEND)
+        error.logged = True
+        return error
 
     def _restart(self, old: Process) -> None:
         old.close()
@@ -298,7 +306,7 @@ class IsolatedInstance(BackendInstance):
         if (life is None or life.end.closed) and self._between:
             self._waiting.append(batch)
         elif life is None or life.end.closed:
-            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
+            self._fail(batch, self._failure())
         else:
             life.end.begin(batch)
             self._timeout.watch(1 if self.in_order else self.capacity)
@@ -354,7 +362,7 @@ class IsolatedInstance(BackendInstance):
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
-            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
+            self._fail(batch, self._failure())
 
     def _life_over(self, life: Life) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""
@@ -365,7 +373,7 @@ class IsolatedInstance(BackendInstance):
         untouched = life.end.untouched(self.capacity == 1) if self._between else []
         batches, requests = life.end.end()
         life.close()
-        error = Internal(self._cause, reason=Reason.BACKEND)
+        error = self._failure()
         late, self._timeout.late = self._timeout.late, None
         for batch in batches:
             if batch in untouched and not self._bound_to(life, batch):

@@ -239,23 +239,26 @@ class Process:
             self._log.info("%s", record)
 
     @property
-    def cause(self) -> str:
-        """How the child ended, with its last output."""
+    def end(self) -> str:
+        """How the child ended."""
         status = self._child.returncode
         if self.killed_for:
-            text = f"its process was killed: {self.killed_for}"
-        elif status is None:
-            text = "its process runs"
-        elif status < 0:
+            return f"its process was killed: {self.killed_for}"
+        if status is None:
+            return "its process runs"
+        if status < 0:
             try:
-                text = f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
+                return f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
             except ValueError:
-                text = f"its process was killed by signal {-status}"
-        else:
-            text = f"its process exited with status {status}"
-        if self._lines:
-            text += "; its last output was:\n" + "\n".join(self._lines)
-        return text
+                return f"its process was killed by signal {-status}"
+        return f"its process exited with status {status}"
+
+    @property
+    def cause(self) -> str:
+        """How the child ended, with its last output."""
+        if not self._lines:
+            return self.end
+        return f"{self.end}; its last output was:\n" + "\n".join(self._lines)
 
     def awaited(self, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str) -> dict[str, Any]:
         """Waits for the child's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds."""
