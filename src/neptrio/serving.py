@@ -17,6 +17,7 @@ from typing import Any
 
 from neptrio import __version__, flags, limits, process_end
 from neptrio.errors import TritonError
+from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES
 from neptrio.settings import Settings
 
 
@@ -289,7 +290,10 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default="",
         help="write so many traces to each of the files FILE.0, FILE.1, ...; 0: all to FILE",
     )
-    add("--trace-dir", type=Path, help="where trace_file may be set to over the network (default: nowhere)")  # fmt: skip
+    add("--trace-dir", type=Path, default=DIRECTORY,
+        help="the folder inside which trace_file may be set over the network; made when it is first used")  # fmt: skip
+    add("--trace-max-bytes", type=flags.positive, default=MAX_BYTES,
+        help="bytes that the files in --trace-dir may take; tracing to files there ends when they are reached")  # fmt: skip
     add("--allow-trace-file-update", type=flags.boolean, default=True,
         help="false: trace_file is the command line's for good")  # fmt: skip
     add("--trace-tensor-bytes", type=flags.positive, default=1 << 20,

@@ -9,7 +9,7 @@ from neptrio.addresses import is_loopback
 from neptrio.errors import Denied
 from neptrio.flags import AdminAddress, Restriction, check_restrictions, compile_pattern
 from neptrio.limits import LOAD_BYTES, OUTPUT_BYTES
-from neptrio.observe.trace_options import TraceOptions, start_values
+from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES, TraceOptions, start_values
 from neptrio.scheduling.response_cache import parse_config
 
 
@@ -137,7 +137,8 @@ class Settings:
     trace_rate: str = ""  # texts, which observe.trace_options parses like those from the network
     trace_count: str = ""
     trace_log_frequency: str = ""
-    trace_dir: Path | None = None
+    trace_dir: Path = DIRECTORY  # made when first used
+    trace_max_bytes: int = MAX_BYTES
     allow_trace_file_update: bool = True
     trace_tensor_bytes: int = 1 << 20
     allow_forced_trace: bool = False
@@ -196,6 +197,7 @@ class Settings:
             count=self.trace_count,
             log_frequency=self.trace_log_frequency,
             directory=self.trace_dir,
+            max_bytes=self.trace_max_bytes,
             tensor_bytes=self.trace_tensor_bytes,
             allow_forced=self.allow_forced_trace,
         )

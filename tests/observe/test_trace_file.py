@@ -176,6 +176,32 @@ def test_a_failure_is_told_once_and_ends_with_the_next_settings(
     assert ids(tmp_path / "none" / "t.0") == [5]
 
 
+def test_files_where_clients_may_name_them_take_no_more_than_they_may(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "of somebody").write_bytes(bytes(3000))
+    writer = TraceWriter(lambda: told.append(1), str(folder), 4000)
+    inside, outside = scope(folder / "t"), scope(tmp_path / "t")
+    writer.put(inside, [Part(1)])
+    writer.settle()
+    assert ids(folder / "t") == [1] and not told
+    (folder / "of somebody").write_bytes(bytes(4000))
+    writer.put(inside, [Part(2)])
+    writer.settle()
+    assert told == [1] and "--trace-max-bytes" in caplog.text
+    assert ids(folder / "t") == [1] and writer.statistics().dropped == 1
+    writer.put(outside, [Part(3)])  # what the operator has named has no limit
+    writer.settle()
+    assert ids(tmp_path / "t") == [3]
+    (folder / "of somebody").unlink()
+    writer.put(inside, [Part(4)])
+    writer.close()
+    assert ids(folder / "t") == [1, 4]
+
+
 def test_a_full_disk_leaves_the_old_file(
     writer: TraceWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

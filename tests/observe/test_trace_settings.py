@@ -78,9 +78,7 @@ class SlowTable:
             values = self.effective(name, layers, counts)
             given = changes.get("trace_count") is not None and name == model
             if values["trace_level"] and (
-                values["trace_rate"] == 0
-                or not values["trace_file"]
-                or (given and values["trace_count"] == 0)
+                values["trace_rate"] == 0 or (given and values["trace_count"] == 0)
             ):
                 raise ValueError(name)
         self.layers, self.inherited_count = layers, counts
@@ -244,6 +242,19 @@ def test_reply_has_the_protocols_order() -> None:
     ]
 
 
+def test_tracing_needs_no_file() -> None:
+    made = TraceTable({**DEFAULTS, "trace_level": ("TIMESTAMPS",), "trace_rate": 1})
+    assert made.globals.sample() and not made.globals.to_file
+    Settings(trace_config=("level=TIMESTAMPS", "rate=1"))
+
+
+def test_a_relative_trace_file_is_relative_to_the_directory(tmp_path: Path) -> None:
+    check_file("t.json", str(tmp_path), True)
+    check_file("t.json", str(tmp_path / "not yet"), True)
+    with pytest.raises(InvalidArgument, match="is outside the trace directory"):
+        check_file("../t.json", str(tmp_path), True)
+
+
 def test_trace_file_stays_in_the_directory(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     inside.mkdir()
@@ -340,7 +351,6 @@ def test_the_older_level_flag_may_be_repeated() -> None:
         ({"trace_config": ("speed=1",)}, "unknown setting 'speed'"),
         ({"trace_config": ("level",)}, "expected MODE,KEY=VALUE"),
         ({"trace_config": ("level=LOUD",)}, "unknown trace level 'LOUD'"),
-        ({"trace_config": ("level=TIMESTAMPS",)}, "trace file name is not given"),
         ({"trace_config": ("rate=x",)}, "Unable to parse 'trace_rate', got: x"),
         ({"trace_config": ("rate=1",), "trace_rate": "1"}, "use only one of them"),
     ],

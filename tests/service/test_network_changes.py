@@ -95,12 +95,12 @@ def test_a_read_only_server_changes_nothing_over_grpc(read_only: ServerProcess) 
 
 
 def test_check_needs_repository_control(repository: Path) -> None:
-    with ServerProcess(repository) as server:
+    with ServerProcess(repository, "--allow-trace-file-update=false") as server:
         assert "explicit" in refused(post(server, "models/simple/check"), 503)
-        # and without --trace-dir nobody chooses where traces are written
+        # and where that is forbidden nobody chooses where traces are written
         with Http1(server.http) as client:
             reply = client.request("POST", "/v2/trace/setting", b'{"trace_file": "t.json"}')
-        assert "--trace-dir" in refused(reply, 501)
+        assert "--allow-trace-file-update=false" in refused(reply, 501)
 
 
 @pytest.mark.slow

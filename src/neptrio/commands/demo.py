@@ -6,8 +6,7 @@ follow; --model-repository=DIR serves your models instead of the examples.
     upper_case   text in upper case, mean: the mean of a row, both in Python
 
 Unless flags say otherwise it listens on loopback addresses, so that there is the console; models can be loaded and
-unloaded (mode explicit, all are loaded); there is a small response cache; requests can ask to be traced, and clients
-can have traces written to ./traces.
+unloaded (mode explicit, all are loaded); there is a small response cache; requests can ask to be traced.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ EVERYTHING: dict[str, Any] = {
     "model_control_mode": "explicit",
     "load_model": ("*",),
     "cache_config": f"local,size={16 << 20}",
-    "trace_dir": Path("traces"),
     "allow_forced_trace": True,
 }
 

@@ -19,6 +19,8 @@ Rules:
  6. After an error nothing is written until settings are updated; one message is logged.
  7. A file that is no trace file is never overwritten: an index that is taken by one is skipped, and if it is FILE
     itself that is an error.
+ 8. Files in the folder in which clients may name them take no more than --trace-max-bytes together: what is there is
+    counted, whoever made it.
 """
 
 from __future__ import annotations
@@ -87,12 +89,23 @@ def _may_begin(path: str) -> bool:
     return not os.path.lexists(path) or holds_traces(path)
 
 
+def _size(path: str) -> int:
+    """The size of a file, 0 when it is gone: spare files come and go."""
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
 class TraceWriter:
     """Turns finished traces into files. put() and flush() are called on the trio thread and do not block; settle() and
     close() block."""
 
-    def __init__(self, on_failure: Callable[[], None]) -> None:
+    def __init__(self, on_failure: Callable[[], None], folder: str = "", max_bytes: int = 0) -> None:
+        """Files in `folder` may take `max_bytes` together ("": no folder is limited)."""
         self._on_failure = on_failure
+        self._folder = folder
+        self._max_bytes = max_bytes
         self._inbox: deque[tuple[Scope, Any, int] | Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -370,9 +383,21 @@ class TraceWriter:
             self._files[path] = ArrayFile(path)
         return self._files[path]
 
+    def _look_for_room(self, path: str, nbytes: int) -> None:
+        """Raises OSError where the folder's files would take more than they may (rule 8)."""
+        if self._folder and os.path.realpath(path).startswith(self._folder + os.sep):
+            found = os.walk(self._folder)
+            used = sum(_size(os.path.join(place, name)) for place, _, names in found for name in names)
+            if used + nbytes > self._max_bytes:
+                raise OSError(
+                    errno.EDQUOT,
+                    f"the files in '{self._folder}' take {used} bytes, and may take {self._max_bytes} (--trace-max-bytes)",
+                )
+
     def _append(self, path: str, buffer: _Buffer) -> None:
         if buffer.pieces:
             try:
+                self._look_for_room(path, buffer.nbytes)
                 self._file(path).append(*buffer.pieces)
             except OSError as error:
                 if not os.path.exists(path):

@@ -32,6 +32,9 @@ OPENTELEMETRY_KEYS = (
 )
 MODES = ("triton", "opentelemetry")
 
+DIRECTORY = Path("traces")
+MAX_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class TraceOptions:
@@ -43,7 +46,8 @@ class TraceOptions:
     rate: str = ""
     count: str = ""
     log_frequency: str = ""
-    directory: Path | None = None  # the folder in which clients may choose trace_file
+    directory: Path = DIRECTORY  # the folder in which clients may choose trace_file
+    max_bytes: int = MAX_BYTES  # that files in it may take
     tensor_bytes: int = 1 << 20  # most bytes traced of each tensor
     allow_forced: bool = False  # requests may ask to be traced
 
@@ -137,19 +141,17 @@ def start_values(options: TraceOptions) -> dict[str, Any]:
     return values
 
 
-def directory(options: TraceOptions) -> str | None:
-    """The folder in which trace_file may be set over the network; None: it may not be."""
-    return None if options.directory is None else os.path.realpath(options.directory)
+def directory(options: TraceOptions) -> str:
+    """The folder in which trace_file may be set over the network."""
+    return os.path.realpath(options.directory)
 
 
-def make_directory(options: TraceOptions) -> None:
-    """Creates the folder of --trace-dir and its parents. Done at start, so that a client cannot find out from a
-    refused trace_file whether it exists. Raises InvalidArgument."""
-    folder = options.directory
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(
-                f"--trace-dir: the folder '{folder}' cannot be made: {error.strerror}"
-            ) from None
+def make_directory(folder: str | Path) -> None:
+    """Creates the folder of --trace-dir and its parents: one that an operator has named at start, so that what is wrong
+    with it ends the start; the default one when a client first names a file in it. Raises InvalidArgument."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"--trace-dir: the folder '{folder}' cannot be made: {error.strerror}"
+        ) from None

@@ -13,6 +13,8 @@ Rules:
  4. A trace_count set for the scope itself goes on from what is left of it. An inherited one starts at what
     the global scope has left (the global scope's own: at the command line's value).
  5. Values are judged only where tracing is on: with level OFF anything that can be parsed is kept.
+ 6. Without a trace_file traces are kept in memory alone (Recent). Over the network trace_file names a file inside the trace
+    directory; a relative name is relative to that.
 
 trace_tail is our addition: only traces of requests that took that long or failed are kept and counted.
 Sources: docs/protocol/trace-extension.md; docs/protocol/rules.md E5; docs/protocol/observed.md 11;
@@ -85,8 +87,6 @@ def check_values(values: Mapping[str, Any], count_given: bool, mode: str) -> Non
         raise InvalidArgument(INVALID + "sample rate must be non-zero")
     if count_given and not values["trace_count"]:
         raise InvalidArgument(INVALID + "trace count must be non-zero")
-    if not values["trace_file"] and not spans:
-        raise InvalidArgument(INVALID + "trace file name is not given")
 
 
 class TraceTable:
@@ -258,10 +258,10 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
     """Raises Unsupported or InvalidArgument for a path that a client may not choose as trace_file."""
     if not allowed:
         raise Unsupported(
-            "trace file location can not be updated through network protocol: the server was started without "
-            "--trace-dir, or with --allow-trace-file-update=false"
+            "trace file location can not be updated through network protocol: the server was started with "
+            "--allow-trace-file-update=false"
         )
-    real = os.path.realpath(path)
+    real = os.path.realpath(os.path.join(folder, path))
     if os.path.commonpath([real, folder]) != folder or real == folder:
         raise InvalidArgument(
             f"{INVALID}trace file '{shown(path)}' is outside the trace directory '{folder}'"
@@ -274,7 +274,7 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
         raise InvalidArgument(f"{INVALID}trace file '{shown(path)}' is a directory")
     if os.path.exists(real) and not holds_traces(real):
         raise InvalidArgument(f"{INVALID}'{shown(path)}' exists and is no trace file: it would be lost")
-    if not os.path.isdir(os.path.dirname(real)):
+    if os.path.dirname(real) != folder and not os.path.isdir(os.path.dirname(real)):
         raise InvalidArgument(f"{INVALID}the directory of trace file '{shown(path)}' does not exist")
 
 

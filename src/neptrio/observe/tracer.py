@@ -28,7 +28,7 @@ from neptrio.observe.propagation import Asked, traceparent
 from neptrio.observe.tensor_copier import TensorCopier
 from neptrio.observe.trace import Trace
 from neptrio.observe.trace_file import TraceWriter
-from neptrio.observe.trace_options import TraceOptions, span_options, start_values
+from neptrio.observe.trace_options import TraceOptions, directory, span_options, start_values
 from neptrio.observe.trace_recent import RECENT, Recent
 from neptrio.observe.trace_sampler import Sampler
 from neptrio.observe.trace_settings import LEVELS, Scope, TraceTable
@@ -63,7 +63,9 @@ class Tracer(Sampler):
         self.recent = Recent()
         self.writer: Any
         if self.options is None:
-            self.writer = TraceWriter(lambda: completions.post(_Failed(self)))
+            self.writer = TraceWriter(
+                lambda: completions.post(_Failed(self)), directory(options), options.max_bytes
+            )
         else:
             from neptrio.observe.spans import SpanWriter
 

@@ -6,6 +6,7 @@ Source: docs/protocol/trace-extension.md, docs/protocol/observed.md 11; decision
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,7 +14,7 @@ from urllib.parse import parse_qsl
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.limits import shown
 from neptrio.observe.trace_file import TraceWriterStatistics
-from neptrio.observe.trace_options import directory, make_directory
+from neptrio.observe.trace_options import DIRECTORY, directory, make_directory
 from neptrio.observe.trace_settings import NO_TENSORS, check_file, parse_changes, reply
 from neptrio.observe.tracer import RECENT, Tracer
 from neptrio.repository.manager import RepositoryManager
@@ -30,8 +31,9 @@ class TraceService:
         self._tracer = tracer
         self._settings = settings
         self._allow_file = settings.allow_trace_file_update
-        make_directory(settings.trace_options())
-        self._folder = directory(settings.trace_options())  # clients may name files in it; None: none
+        if settings.trace_dir != DIRECTORY:
+            make_directory(settings.trace_dir)
+        self._folder = directory(settings.trace_options())  # clients may name files in it
         self._tell_of_tensors(tracer.table.globals.level)
 
     def settings(self, model: str = "") -> dict[str, Any]:
@@ -54,7 +56,9 @@ class TraceService:
         changes = parse_changes(given, protocol, self._tracer.table.mode)
         file = changes.get("trace_file")
         if file is not None:
-            check_file(file, self._folder or "", self._folder is not None)
+            check_file(file, self._folder, True)
+            make_directory(self._folder)
+            changes["trace_file"] = os.path.join(self._folder, file)
         if changes:
             await self._tracer.update(changes, model)
             self._tell_of_tensors(changes.get("trace_level"))
