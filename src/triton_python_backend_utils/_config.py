@@ -95,9 +95,13 @@ class ModelConfig:
     """The configuration that auto_complete_config gets, completes and returns.
 
     The configuration file's values stay; it is an error if the model sets a different one.
+
+    `version_directory` is the folder with the files of the version that is loaded, for models whose file tells what the
+    configuration leaves out; "" where there is none.
     """
 
-    def __init__(self, model_config: str | dict[str, Any]) -> None:
+    def __init__(self, model_config: str | dict[str, Any], version_directory: str = "") -> None:
+        self.version_directory = version_directory
         self._config: dict[str, Any] = (
             json.loads(model_config)
             if isinstance(model_config, (str, bytes))

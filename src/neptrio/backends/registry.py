@@ -1,12 +1,22 @@
-"""Finds the backend of a model."""
+"""Finds the backend of a model.
+
+Rules:
+ 1. A name is looked up among the built-in backends, then in --backend-directory, then among the backends that installed
+    packages bring (backends.packages). A folder that a flag names is more of a decision than a package that is there.
+ 2. Whatever is wrong with a backend, the start, `neptrio check` and a load call say it in the same words: those that
+    find_for() raises.
+"""
 
 from __future__ import annotations
 
+import difflib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from neptrio.backends import packages
 from neptrio.backends.ensemble import EnsembleBackend
+from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend
 from neptrio.settings import Settings
@@ -25,7 +35,7 @@ def find_for(config: Any, settings: Settings) -> type[Backend]:
     """The backend class for a configuration; ensembles have their own. Raises InvalidArgument."""
     if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         return EnsembleBackend
-    return find(config.backend, settings)
+    return find(config.backend, settings, bool(parameter(config, "EXECUTION_ENV_PATH")))
 
 
 def check_runtime(config: Any) -> None:
@@ -49,24 +59,45 @@ def check_runtime(config: Any) -> None:
     )
 
 
-def find(name: str, settings: Settings) -> type[Backend]:
+def find(name: str, settings: Settings, environment: bool = False) -> type[Backend]:
     """The backend class of that name. Raises InvalidArgument when there is none.
 
-    Besides the built-in backends, each folder <--backend-directory>/<name> with a model.py is one.
+    Besides the built-in backends, each folder <--backend-directory>/<name> with a model.py is one, and each that an
+    installed package brings. `environment`: its models have an environment of their own, so that what it imports need not
+    be installed in the server's.
     """
     target = BUILT_IN.get(name)
-    if target is None:
-        directory = settings.backend_directory
-        if directory is not None and name and Path(name).name == name:
-            file = directory / name / "model.py"
-            if file.is_file():
-                from neptrio.backends.python import PythonBackend
+    if target is not None:
+        module, _, attribute = target.partition(":")
+        found: type[Backend] = getattr(import_module(module), attribute)
+        return found
+    file = _in_directory(name, settings)
+    if file is None:
+        entry = packages.find(name)
+        if entry is None:
+            near = difflib.get_close_matches(name, names(), 1, 0.5)
+            meant = f" (did you mean '{near[0]}'?)" if near else ""
+            raise InvalidArgument(
+                f"unable to find backend library for backend '{name}', try specifying runtime on the model "
+                f"configuration.{meant}"
+            )
+        file = packages.model_file(entry)
+        if not environment:
+            packages.check_imports(entry, file)
+    from neptrio.backends.python import PythonBackend
 
-                return PythonBackend.based_on(file)
-        raise InvalidArgument(
-            f"unable to find backend library for backend '{name}', try specifying runtime on the model "
-            "configuration."
-        )
-    module, _, attribute = target.partition(":")
-    found: type[Backend] = getattr(import_module(module), attribute)
-    return found
+    return PythonBackend.based_on(file)
+
+
+def _in_directory(name: str, settings: Settings) -> Path | None:
+    """The model.py of a backend in --backend-directory, None when there is none."""
+    directory = settings.backend_directory
+    if directory is None or not name or Path(name).name != name:
+        return None
+    file = directory / name / "model.py"
+    return file if file.is_file() else None
+
+
+def names() -> list[str]:
+    """The names of the backends that need no flag: built in, and of installed packages."""
+    return sorted({*BUILT_IN, *(entry.name for entry in packages.installed())})

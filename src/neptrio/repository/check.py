@@ -191,9 +191,7 @@ class Checker:
             if source.config.backend or defaults.is_ensemble(source.config):
                 backend = registry.find_for(source.config, self._settings)
         except TritonError as error:
-            near = difflib.get_close_matches(source.config.backend, registry.BUILT_IN, 1, 0.5)
-            meant = f" (did you mean '{near[0]}'?)" if near else ""
-            checked.report(source.problem(("backend",), f"{error}{meant}"))
+            checked.report(source.problem(("backend",), str(error)))
         else:
             try:
                 registry.check_runtime(source.config)

@@ -186,7 +186,7 @@ class Child:
         )
         if complete is None:
             return {"t": "completed", "config": None}
-        returned = complete(ModelConfig(message["config"]))
+        returned = complete(ModelConfig(message["config"], message["version_directory"]))
         return {"t": "completed", "config": check_completed(returned, message["name"])}
 
     def _initialize(self, message: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ def complete_config(
     abandonment: Abandonment,
     environ: dict[str, str] | None = None,
     limits: dict[str, Any] | None = None,
+    version_directory: str = "",
 ) -> dict[str, Any] | None:
     """Runs the model's auto_complete_config() in a process of its own. Returns the configuration, None if the model has
     no such method."""
@@ -30,7 +31,8 @@ def complete_config(
     )
     abandonment.add(process.kill)
     try:
-        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config})
+        asked = {"t": "auto_complete", "name": name, "path": str(path), "config": config}
+        process.send({**asked, "version_directory": version_directory})
         answer = process.awaited(answers, "completed", limit, "auto_complete_config")
         found: dict[str, Any] | None = answer["config"]
         return found

@@ -100,8 +100,8 @@ def ready_seconds(context: LoadContext) -> float:
 class PythonBackend(Backend):
     """Serves `backend: "python"`, and with `shared_file` set, a Python-based backend.
 
-    A Python-based backend is a model.py in the backend directory. It runs all models that name it as their backend, so
-    those need no file of their own.
+    A Python-based backend is a model.py in the backend directory or in an installed package. It runs all models that name
+    it as their backend, so those need no model.py of their own.
     """
 
     shared_file: Path | None = None
@@ -115,7 +115,7 @@ class PythonBackend(Backend):
     @classmethod
     def based_on(cls, file: Path) -> type[PythonBackend]:
         """Makes the class of a Python-based backend, whose code is in `file`."""
-        return type("PythonBasedBackend", (cls,), {"shared_file": file})
+        return type("PythonBasedBackend", (cls,), {"shared_file": file, "default_model_filename": ""})
 
     @classmethod
     def model_file(cls, context: LoadContext) -> Path:
@@ -139,6 +139,7 @@ class PythonBackend(Backend):
                 initialize_seconds(context),  # with the start of the interpreter
                 context.abandonment,
                 *resources(context),
+                version_directory=str(context.version_dir),
             )
             if found is not None:
                 apply_completed(context, json.dumps(found))
@@ -150,7 +151,11 @@ class PythonBackend(Backend):
             after = (
                 before
                 if complete is None
-                else json.dumps(check_completed(complete(utils.ModelConfig(before)), context.name))
+                else json.dumps(
+                    check_completed(
+                        complete(utils.ModelConfig(before, str(context.version_dir))), context.name
+                    )
+                )
             )
         except TritonError as error:
             raise settled(error) from None

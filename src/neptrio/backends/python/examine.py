@@ -73,6 +73,12 @@ def preloads(path: Path) -> bool:
     return any(isinstance(n, ast.FunctionDef) and n.name == "preload" for body in places for n in body)
 
 
+def missing_imports(path: Path) -> list[str]:
+    """The top-level packages that the file imports when it is executed and that are not installed here."""
+    tree = read(path).tree
+    return [name for name, _ in _imported(tree) if not _exists(name, path.parent)] if tree is not None else []
+
+
 def problems(path: Path, imports: bool = True) -> Iterator[str]:
     """Why the file could not be loaded. With `imports`, modules that are not installed are reported, too."""
     outline = read(path)
