@@ -7,6 +7,7 @@ together first, so that no two files disagree about a package. Then each group i
 its file gets what the groups below it lack:
 
     run       building and running
+      trees     serving tree ensembles
       cuda      on machines with an NVIDIA driver
         gpu     testing on such a machine that has no network: tools/gpu_wheels.py
       examples  the packages whose models the example repository uses; without their dependencies
@@ -41,6 +42,7 @@ GLIBC = "manylinux_2_28"
 # group -> the groups that are installed before it
 BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
+    "trees": ("run",),
     "cuda": ("run",),
     "gpu": ("run", "cuda"),
     "examples": (),

@@ -5,19 +5,20 @@ have the backend, without a folder of files to copy and a flag that names it. Th
 model.py, as one of --backend-directory is, and an entry point tells where an installed package has it:
 
     [project.entry-points."neptrio.backends"]
-    scale = "neptrio_scale"                  # or, where an extra of the package brings what model.py imports,
-    scale = "neptrio_scale [fast]"
+    scale = "neptrio_scale"
 
 Rules:
  1. Nothing of the package is imported here: its code runs in the processes of its models only.
  2. What is installed while the server runs is found by the next load, and what is removed is not found any more.
  3. Two packages that bring the same name are refused, both named: which of them was meant, nobody knows.
- 4. What model.py imports at its top and is not there is told before anything runs, with what to install. That is decided
-    here, so that the start, `neptrio check` and a load call say it in the same words.
+ 4. What model.py imports at its top and is not there is told before anything runs, with what to install: the package, or
+    that extra of it which asks for what is missing. That is decided here, so that the start, `neptrio check` and a load
+    call say it in the same words.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +32,8 @@ from neptrio.errors import InvalidArgument
 from neptrio.foreign import summary
 
 GROUP = "neptrio.backends"
+# a requirement of an extra: `treelite<5,>=4.4; extra == "trees"`
+REQUIRED = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*["']([\w.-]+)["']""")
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,13 @@ class Entry:
     name: str
     module: str
     distribution: str
-    extras: tuple[str, ...] = ()
+    # (what is required, the extra that requires it), of those extras that the package has
+    required: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def install(self) -> str:
-        """The command that installs what the backend needs."""
-        wanted = self.distribution + (f"[{','.join(self.extras)}]" if self.extras else "")
+    def install(self, missing: list[str]) -> str:
+        """The command that installs what is missing, top-level modules."""
+        extras = {extra for name in missing for what, extra in self.required[::-1] if what == name.lower()}
+        wanted = self.distribution + (f"[{','.join(sorted(extras))}]" if extras else "")
         return f"pip install '{wanted}'"
 
 
@@ -65,16 +69,21 @@ def _changed(folder: str) -> int:
 # the metadata of a hundred packages takes tens of milliseconds to read, and a repository may have hundreds of models
 @lru_cache(maxsize=2)
 def _installed(folders: tuple[tuple[str, int], ...]) -> tuple[Entry, ...]:
-    found = {
-        Entry(
-            point.name,
-            point.module,
-            point.dist.name if point.dist is not None else point.module.partition(".")[0],
-            tuple(point.extras),
-        )
-        for point in metadata.entry_points(group=GROUP)
-    }
+    found = {_entry(point) for point in metadata.entry_points(group=GROUP)}
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution, entry.module)))
+
+
+def _entry(point: metadata.EntryPoint) -> Entry:
+    distribution = point.dist
+    if distribution is None:
+        return Entry(point.name, point.module, point.module.partition(".")[0])
+    required = [REQUIRED.match(line) for line in distribution.requires or ()]
+    return Entry(
+        point.name,
+        point.module,
+        distribution.name,
+        tuple((found[1].lower().replace("-", "_"), found[2]) for found in required if found is not None),
+    )
 
 
 def find(name: str) -> Entry | None:
@@ -126,5 +135,5 @@ def check_imports(entry: Entry, file: Path) -> None:
         names = " and ".join(f"'{name}'" for name in missing)
         raise InvalidArgument(
             f"backend '{entry.name}' needs {names}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            f"{entry.install}"
+            f"{entry.install(missing)}"
         )

@@ -27,11 +27,15 @@ class TritonPythonModel:
 """
 
 
-def install(site: Path, distribution: str, entry: str, module: str, imports: str = "", **files: str) -> Path:
+def install(
+    site: Path, distribution: str, entry: str, module: str, imports: str = "", requires: tuple[str, ...] = ()
+) -> Path:
     """Lays a package out in `site` as an installation does; returns its model.py."""
     information = site / f"{distribution.replace('-', '_')}-1.dist-info"
     information.mkdir(parents=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n")
+    lines = ["Metadata-Version: 2.1", f"Name: {distribution}", "Version: 1"]
+    lines += [f"Requires-Dist: {line}" for line in requires]
+    (information / "METADATA").write_text("\n".join([*lines, ""]))
     (information / "entry_points.txt").write_text(f"[{packages.GROUP}]\n{entry}\n")
     folder = site.joinpath(*module.split("."))
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,31 +117,36 @@ def test_a_name_that_nearly_is_a_backends_gets_a_hint(site: Path, tmp_path: Path
 def test_a_model_with_an_environment_of_its_own_needs_nothing_in_the_servers(
     site: Path, tmp_path: Path
 ) -> None:
-    file = install(site, "some-scale", "scale = scale_package [fast]", "scale_package", "import no_such_one")
+    file = install(site, "some-scale", "scale = scale_package", "scale_package", "import no_such_one")
     with pytest.raises(InvalidArgument, match="needs 'no_such_one'"):
         backend_file("scale", tmp_path)
     own = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/some/environment" } }'
     assert backend_file("scale", tmp_path, text=own) == file
 
 
+FAST = ("numpy", 'no_one>=1; extra == "fast"', "No-Two[more]<3 ; python_version > '3' and extra == 'slow'")
+
+
 @pytest.mark.parametrize(
-    ("entry", "imports", "said"),
+    ("requires", "imports", "said"),
     [
-        ("scale = scale_package [fast]", "import no_one", "'no_one', which is not installed: pip install 'some-scale[fast]'"),
-        ("scale = scale_package", "import no_one", "'no_one', which is not installed: pip install 'some-scale'"),
+        (FAST, "import no_one", "'no_one', which is not installed: pip install 'some-scale[fast]'"),
+        ((), "import no_one", "'no_one', which is not installed: pip install 'some-scale'"),
         (
-            "scale = scale_package",
+            FAST,
             "import json, no_one.part\nfrom no_two.part import x",
-            "'no_one' and 'no_two', which are not installed: pip install 'some-scale'",
+            "'no_one' and 'no_two', which are not installed: pip install 'some-scale[fast,slow]'",
         ),
-        ("scale = scale_package", "try:\n    import no_one\nexcept ImportError:\n    pass", ""),
+        (FAST, "import helper", "'no_one', which is not installed: pip install 'some-scale[fast]'"),
+        (FAST, "try:\n    import no_one\nexcept ImportError:\n    pass", ""),
     ],
-    ids=["extra", "package", "two", "optional"],
-)  # fmt: skip
+    ids=["extra", "package", "two", "beside", "optional"],
+)
 def test_what_is_not_installed_is_named_with_the_command(
-    site: Path, tmp_path: Path, entry: str, imports: str, said: str
+    site: Path, tmp_path: Path, requires: tuple[str, ...], imports: str, said: str
 ) -> None:
-    file = install(site, "some-scale", entry, "scale_package", imports)
+    file = install(site, "some-scale", "scale = scale_package", "scale_package", imports, requires)
+    file.with_name("helper.py").write_text("import no_one, model")
     if not said:
         assert backend_file("scale", tmp_path) == file
         return
@@ -149,7 +158,8 @@ def test_what_is_not_installed_is_named_with_the_command(
 @pytest.mark.slow
 def test_the_start_the_check_and_a_load_say_the_same(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    install(site, "some-scale", "scale = scale_package [fast]", "scale_package", "import no_such_one")
+    wanted = ("no_such_one; extra == 'fast'",)
+    install(site, "some-scale", "scale = scale_package", "scale_package", "import no_such_one", wanted)
     repository = tmp_path / "models"
     write_model(repository, "m", 'backend: "scale"')
     said = "backend 'scale' needs 'no_such_one', which is not installed: pip install 'some-scale[fast]'"

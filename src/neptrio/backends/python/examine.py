@@ -74,9 +74,21 @@ def preloads(path: Path) -> bool:
 
 
 def missing_imports(path: Path) -> list[str]:
-    """The top-level packages that the file imports when it is executed and that are not installed here."""
-    tree = read(path).tree
-    return [name for name, _ in _imported(tree) if not _exists(name, path.parent)] if tree is not None else []
+    """The top-level packages that are not installed here and that the file imports when it is executed, or a module
+    beside it that it imports."""
+    found: list[str] = []
+    files, seen = [path], {path}
+    for file in files:
+        tree = read(file).tree
+        for name, _ in _imported(tree) if tree is not None else ():
+            beside = path.parent / f"{name}.py"
+            if beside.is_file():
+                if beside not in seen:
+                    files.append(beside)
+                    seen.add(beside)
+            elif not _exists(name, path.parent) and name not in found:
+                found.append(name)
+    return found
 
 
 def problems(path: Path, imports: bool = True) -> Iterator[str]:
