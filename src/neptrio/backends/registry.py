@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from neptrio.backends import packages
+from neptrio.backends import elsewhere, packages
 from neptrio.backends.ensemble import EnsembleBackend
 from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
@@ -74,6 +74,8 @@ def find(name: str, settings: Settings, environment: bool = False) -> type[Backe
     file = _in_directory(name, settings)
     if file is None:
         entry = packages.find(name)
+        if entry is None and (way := elsewhere.way(name)):
+            raise InvalidArgument(way)
         if entry is None:
             near = difflib.get_close_matches(name, names(), 1, 0.5)
             meant = f" (did you mean '{near[0]}'?)" if near else ""

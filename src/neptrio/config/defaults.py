@@ -15,11 +15,31 @@ from neptrio.errors import InvalidArgument
 
 AUTO, GPU, CPU = 0, 1, 2  # inference.ModelInstanceGroup.Kind
 
-_BACKEND_OF_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "python": "python", "identity": "identity"}
+# Platforms that Triton's own backends have, whether they are here or not: backends.elsewhere says what to do then. Beside
+# another backend they are a mistake that a Triton server takes.
+OWNERS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "pytorch_libtorch": "pytorch",
+    "tensorrt_plan": "tensorrt",
+}
+_BACKEND_OF_PLATFORM = {**OWNERS, "python": "python", "identity": "identity"}
 # a file in a version folder, or the end of the model's name -> backend
-_BACKEND_OF_FILE = {"model.onnx": "onnxruntime", "model.py": "python"}
-_BACKEND_OF_SUFFIX = {".onnx": "onnxruntime", ".py": "python"}
-_PLATFORM_OF_BACKEND = {"onnxruntime": "onnxruntime_onnx"}
+_BACKEND_OF_FILE = {
+    "model.onnx": "onnxruntime",
+    "model.py": "python",
+    "model.pt": "pytorch",
+    "model.plan": "tensorrt",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+}
+_BACKEND_OF_SUFFIX = {Path(file).suffix: backend for file, backend in _BACKEND_OF_FILE.items()}
+_PLATFORM_OF_BACKEND = {
+    "onnxruntime": "onnxruntime_onnx",
+    "pytorch": "pytorch_libtorch",
+    "tensorrt": "tensorrt_plan",
+}
 
 
 def is_ensemble(config: Any) -> bool:

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio.config.defaults import is_ensemble
+from neptrio.config.defaults import OWNERS, is_ensemble
 from neptrio.config.locate import Path
 
 ONNX = "onnxruntime"
 KERNEL = "kernel"
-# Platforms that Triton's own backends have. Beside another backend they are a mistake that a Triton server takes.
-OWNERS = {
-    "onnxruntime_onnx": ONNX,
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-    "pytorch_libtorch": "pytorch",
-    "tensorrt_plan": "tensorrt",
-}
 
 
 def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
