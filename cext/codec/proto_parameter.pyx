@@ -99,7 +99,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
     read_parameter(entry, &k, &p)
     key = name_text(k, "the name of a parameter")
     if key == "sequence_id":
-        if p.kind == INT64:
+        if p.kind == INT64 or p.kind == UINT64:   # a negative int64 is the unsigned id of the same bits
             r.sequence_id = p.number
         elif p.kind == STRING:
             r.sequence_id = text(p.text) or 0
@@ -107,7 +107,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
         else:
             raise InvalidArgument(
-                "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+                "invalid value type for 'sequence_id' parameter, expected int64_param, uint64_param or string_param.")
     elif key == "sequence_start" or key == "sequence_end":
         if p.kind != BOOL:
             raise InvalidArgument(f"invalid value type for '{key}' parameter, expected bool_param.")

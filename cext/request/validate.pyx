@@ -1,7 +1,7 @@
 """Validates a decoded request against its model, with the error texts of docs/protocol/observed.md 3.
 
-The order is: requested outputs, number of inputs, batch sizes, then for each input name, datatype, shape and byte
-size. The first error is raised.
+The order is: the id of a sequence, requested outputs, number of inputs, batch sizes, then for each input name,
+datatype, shape and byte size. The first error is raised.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
@@ -180,6 +180,15 @@ cdef int _check_id(InferRequest r) except -1:
     return 0
 
 
+cdef int _check_has_id(InferRequest r, ModelCore m) except -1:
+    """Refuses the start or end of a sequence that has no id, whether or not the model has sequences: it is a mistake of
+    the client's, which a model without them would hide."""
+    if r.sequence_id == 0 or r.sequence_id == "":
+        raise InvalidArgument(
+            f"inference request to model '{m.name}' must specify a non-zero or non-empty correlation ID")
+    return 0
+
+
 @cython.boundscheck(False)  # every index is below a length that was asked for
 @cython.wraparound(False)
 cpdef validate(InferRequest r, ModelCore m):
@@ -196,6 +205,8 @@ cpdef validate(InferRequest r, ModelCore m):
     cdef bint batching = m.max_batch_size > 0
     if r.sequence_id is not ZERO and r.sequence_id != 0:
         _check_id(r)
+    if r.sequence_start or r.sequence_end:
+        _check_has_id(r, m)
     if r.outputs is not None:
         n = len(r.outputs)
         for i in range(n):  # no more than the model's outputs: of more, one is unknown or repeated

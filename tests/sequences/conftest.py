@@ -18,8 +18,14 @@ UNTYPED = (
     'output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ] sequence_batching { }'
 )
 
+PLAIN = (
+    'backend: "identity" max_batch_size: 4 input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]'
+)
+
 
 def write_models(repository: Path) -> None:
+    write_model(repository, "plain", PLAIN)
     write_model(repository, "direct", sequence_config("direct { }", 4))
     write_model(repository, "direct_one", sequence_config("direct { }", 1, idle_us=500_000))
     write_model(repository, "one_slot", sequence_config("direct { }", 1, idle_us=3_600_000_000))

@@ -56,7 +56,7 @@ def encode(model: str, inputs: Inputs, **options: Any) -> bytes:
             type(value)
         ]
         if kind == "int64_param" and value >= 1 << 63:
-            value -= 1 << 64  # the wire has only int64 for it; the server reads an unsigned id
+            kind = "uint64_param"
         setattr(request.parameters[key], kind, value)
     for name, given in inputs.items():
         array = np.asarray(given)
