@@ -318,7 +318,11 @@ def with_parameter(key: str, kind: str | None, value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("key", "allowed", "text"),
     [
-        ("sequence_id", ("int64_param", "string_param"), "int64_param or string_param."),
+        (
+            "sequence_id",
+            ("int64_param", "uint64_param", "string_param"),
+            "int64_param, uint64_param or string_param.",
+        ),
         ("sequence_start", ("bool_param",), "bool_param."),
         ("sequence_end", ("bool_param",), "bool_param."),
         ("priority", ("int64_param", "uint64_param"), "int64_param or uint64_param."),
