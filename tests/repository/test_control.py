@@ -76,7 +76,6 @@ def test_index_and_states(server: ServerProcess, client: Any) -> None:
     assert refused(post(server, "index", b'"x"'), 400) == 'attempt to get members for non-object, got: "x"'
     for name in ("nope", "first"):
         assert post(server, f"models/{name}/unload").status == 200, "also of what is not loaded"
-    assert refused(post(server, "x/models/m/load"), 501) == "'repository_name' specification is not supported"
 
 
 def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> None:

@@ -376,7 +376,7 @@ def test_a_configuration_that_changes_while_it_is_read(
     loader = Loader.__new__(Loader)
     loader._settings = Settings(model_repository=(tmp_path,))
     loader._places = Places(loader._settings)
-    found = loader._find("m", LoadParameters())
+    found = loader._find("m", LoadParameters(), None)
     assert len(reads) == 2 and found.source.config.max_batch_size == 4
 
 

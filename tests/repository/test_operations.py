@@ -77,11 +77,11 @@ class FakeLoader:
         for _ in range(self._chance.randrange(6)):
             await trio.lowlevel.checkpoint()
 
-    async def fingerprint(self, name: str) -> Any:
+    async def fingerprint(self, name: str, chosen: Path | None) -> Any:
         await self._while()
         return {}
 
-    async def find(self, name: str, parameters: LoadParameters) -> Found:
+    async def find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
         await self._while()
         source = ConfigSource(parse_text(CONFIGS[name], name))
         return Found(Path(name), source, {"changed": (next(self._changes), 0)}, [1])
@@ -199,7 +199,7 @@ def test_a_load_that_fails_at_the_moment_it_is_outdated_says_that_it_is(
         manager = RepositoryManager(settings, None, None, lambda _: None)  # type: ignore[arg-type]
 
         class Failing(FakeLoader):
-            async def find(self, name: str, parameters: LoadParameters) -> Found:
+            async def find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
                 manager.withdrawal.unload(name, False)
                 raise failure
 

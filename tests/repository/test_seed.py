@@ -72,17 +72,11 @@ def test_index_tells_every_model_that_could_be_loaded(server: ServerProcess, htt
     for body in (b"", {}, {"ready": False}, {"unknown": 1}, b"[]", b"null"):
         assert json.loads(post(server, "index", body).body) == expected
     assert json.loads(post(server, "index", {"ready": True}).body) == [expected[2]]
-    assert json.loads(post(server, "some/index").body) == expected, "HTTP ignores the repository's name"
     empty = {"name": "", "version": "", "state": "", "reason": ""}
     models = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest()).models
     assert [{key: getattr(m, key) for key in empty} for m in models] == [{**empty, **e} for e in expected]
     (only,) = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True)).models
     assert (only.name, only.state) == ("m", "READY")
-    code, text = told(stub.RepositoryIndex, service_pb2.RepositoryIndexRequest(repository_name="r"))
-    assert (code, text) == (
-        grpc.StatusCode.UNIMPLEMENTED,
-        "'repository_name' specification is not supported",
-    )
     assert refused(post(server, "index", b"{"), 400)
 
 
@@ -144,12 +138,6 @@ def test_parameters_over_grpc_have_types(stub: Any) -> None:
         grpc.StatusCode.INVALID_ARGUMENT,
         "invalid value type for 'unload_dependents' parameter, expected bool_param.",
     )
-    for call, made in (
-        (stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest),
-        (stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest),
-    ):
-        code, text = told(call, made(model_name="m", repository_name="r"))
-        assert code == grpc.StatusCode.UNIMPLEMENTED and "'repository_name'" in text
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

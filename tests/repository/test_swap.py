@@ -223,7 +223,7 @@ def test_duplicates_are_not_loaded(tmp_path: Path) -> None:
                 },
                 {"name": "m", "version": "1", "state": "READY"},
             ]
-            text = "explicit model load / unload is not allowed if polling is enabled"
+            text = "explicit model load / unload is not allowed without --model-control-mode=explicit"
             assert refused(post(server, "models/m/unload"), 503) == text
 
 

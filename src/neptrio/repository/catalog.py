@@ -178,30 +178,44 @@ class Catalog:
         return not unready
 
     def index(
-        self, ready: bool, timings: bool = False, names: Mapping[str, int] | None = None
+        self,
+        ready: bool,
+        timings: bool = False,
+        names: Mapping[str, int] | None = None,
+        repository: str = "",
     ) -> list[dict[str, Any]]:
-        """The rows of the repository index, sorted by name and version, only of models with a folder in a repository.
+        """The rows of the repository index, sorted by name and version, only of models with a folder in a repository,
+        or in those that the caller calls `repository`.
 
-        `names` is what places.names() returned on another thread just before.
+        `names` is what places.names(repository) returned on another thread just before.
         """
-        return list(self.index_rows(ready, timings, names))
+        return list(self.index_rows(ready, timings, names, repository))
 
     def index_rows(
-        self, ready: bool, timings: bool = False, names: Mapping[str, int] | None = None
+        self,
+        ready: bool,
+        timings: bool = False,
+        names: Mapping[str, int] | None = None,
+        repository: str = "",
     ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for."""
-        for name, folders in (self.places.names() if names is None else names).items():
-            record, row = self._with_folders(name, folders)
+        for name, folders in (self.places.names(repository) if names is None else names).items():
+            record, row = self._with_folders(name, folders, repository)
             for entry in [row] if record is None else record.index(timings):
                 if not ready or entry.get("state") == "READY":
                     yield entry
 
     def index_texts(
-        self, ready: bool, form: str, text: Callable[[dict[str, Any]], bytes], names: Mapping[str, int]
+        self,
+        ready: bool,
+        form: str,
+        text: Callable[[dict[str, Any]], bytes],
+        names: Mapping[str, int],
+        repository: str = "",
     ) -> Iterator[bytes]:
         """`text(row)` of each row of index() without timings; `form` names what `text` makes (Record.index_texts)."""
         for name, folders in names.items():
-            record, row = self._with_folders(name, folders)
+            record, row = self._with_folders(name, folders, repository)
             if record is None:
                 if not ready:
                     yield text(row)
@@ -210,10 +224,13 @@ class Catalog:
                 if not ready or state == "READY":
                     yield made
 
-    def _with_folders(self, name: str, folders: int) -> tuple[Record | None, dict[str, Any]]:
+    def _with_folders(self, name: str, folders: int, repository: str) -> tuple[Record | None, dict[str, Any]]:
         """The record that has rows of the index for a name with so many folders, or None and the one row of a name without
-        such a record."""
+        such a record. Of one repository's index, a model that was loaded from another one is not loaded."""
         record = self.records.get(name)
+        place = record.place if record is not None else None
+        if repository and place is not None and not self.places.has(repository, place):
+            return None, {"name": name}
         if record is not None and record.rows:
             return record, {}
         if folders > 1:

@@ -16,6 +16,7 @@ def unchanged(record: Record, found: Found) -> bool:
     """True when every wanted version is served from the files as they are, and none is broken for good."""
     return (
         record.folder is None
+        and record.place == found.place
         and not any(model.lost for model in record.serving.values())
         and set(record.serving) == set(found.versions) != set()
         and record.fingerprint == found.fingerprint
@@ -24,7 +25,7 @@ def unchanged(record: Record, found: Found) -> bool:
 
 def same_but_instances(record: Record, found: Found) -> bool:
     """True when the new configuration differs from the served one at most in instance groups."""
-    if record.source is None or found.folder is not None or record.folder is not None:
+    if record.source is None or _elsewhere(record, found):
         return False
     before, after = (_without(s.config, "instance_group") for s in (record.source, found.source))
     return before == after and _files(record.fingerprint) == _files(found.fingerprint)
@@ -37,7 +38,7 @@ def going_on(record: Record, found: Found) -> dict[int, Model]:
     for. The configuration may be given as its owner wrote it, or as the server completed it and showed it.
     """
     config = found.source.config
-    if record.source is None or found.folder is not None or record.folder is not None:
+    if record.source is None or _elsewhere(record, found):
         return {}
     if defaults.is_ensemble(config):
         return {}
@@ -55,6 +56,11 @@ def going_on(record: Record, found: Found) -> dict[int, Model]:
     if _files_of(record.fingerprint, same) != _files_of(found.fingerprint, same):
         return {}
     return same
+
+
+def _elsewhere(record: Record, found: Found) -> bool:
+    """True when what is served is not from the folder that was found."""
+    return found.folder is not None or record.folder is not None or record.place != found.place
 
 
 CHANGED_IN_PLACE = ("instance_group", "version_policy")

@@ -110,6 +110,12 @@ class CloudRepository:
                 self._folder = base
             return self._folder / "models"
 
+    @property
+    def made_folder(self) -> Path | None:
+        """The folder, where it was created; never waits for the disk."""
+        base = self._folder
+        return base / "models" if base is not None else None
+
     def close(self) -> None:
         """Removes the local copies, unless they are kept in --model-repository-cache."""
         if self._own and self._folder is not None:

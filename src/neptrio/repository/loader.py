@@ -61,6 +61,11 @@ class Found:
     listed: bool = True  # a repository has a folder of that name
     written: Any = None  # inference.ModelConfig, before anything was filled in
 
+    @property
+    def place(self) -> Path | None:
+        """The folder of the repository, None where the files came with the load call."""
+        return None if self.folder is not None else self.model_dir.parent
+
 
 class PollFailure(Exception):
     """The folder or its configuration cannot be used; the message says why."""
@@ -89,11 +94,12 @@ class Loader:
         self._host = host
         self.left_behind = 0  # threads of cancelled loads that are still running
 
-    async def fingerprint(self, name: str) -> scan.Fingerprint | None:
-        """The current state of the model's folder; None when no folder or several have that name."""
+    async def fingerprint(self, name: str, chosen: Path | None) -> scan.Fingerprint | None:
+        """The current state of the model's folder; None when no folder or several have that name and none of them is in
+        the repository `chosen`."""
 
         def look() -> scan.Fingerprint | None:
-            folders = self._places.folders(name)
+            folders = _preferred(self._places.folders(name), chosen)
             try:
                 return self._places.state(folders[0]) if len(folders) == 1 else None
             except (OSError, Unavailable):
@@ -101,29 +107,33 @@ class Loader:
 
         return await threads.run(look, abandon_on_cancel=True)
 
-    async def find(self, name: str, parameters: LoadParameters) -> Found:
-        """The folder and configuration to load. Raises PollFailure, or InvalidArgument for broken base64."""
-        found: Found = await self._on_thread(lambda: self._find(name, parameters), _forget)
+    async def find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
+        """The folder and configuration to load. Raises PollFailure, or InvalidArgument for broken base64.
+
+        `chosen` is the repository that an earlier load call named, which decides where several have such a folder.
+        """
+        found: Found = await self._on_thread(lambda: self._find(name, parameters, chosen), _forget)
         return found
 
-    def _find(self, name: str, parameters: LoadParameters) -> Found:
+    def _find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
         folder: Folder | None = None
         state: scan.Fingerprint | None = None
         files = override.decode(parameters.files)
         folders: list[Path] = []
         try:
-            folders = self._places.folders(name)
+            folders = _preferred(self._places.folders(name, parameters.repository), chosen)
             # unreachable storage does not delay models that are known not to be there
             if not folders and not files:
                 self._places.refresh()
-                folders = self._places.folders(name)
+                folders = _preferred(self._places.folders(name, parameters.repository), chosen)
             if files:
                 folder = override.write(files)
                 model_dir = folder.path
             elif len(folders) > 1:
                 raise PollFailure(scan.DUPLICATE)
             elif not folders:
-                raise PollFailure("; ".join((self._places.no_model(name), *self._places.problems)))
+                no_model = self._places.no_model(name, parameters.repository)
+                raise PollFailure("; ".join((no_model, *self._places.problems)))
             else:
                 model_dir = folders[0]
                 state = self._places.localise(model_dir)
@@ -350,6 +360,13 @@ def _drop(result: Any, late: Any) -> None:
             late(result)
         except Exception:
             log.exception("dropping what an outdated load made failed")
+
+
+def _preferred(folders: list[Path], chosen: Path | None) -> list[Path]:
+    """Of several folders the one in the repository `chosen`, if there is one."""
+    if len(folders) > 1 and chosen is not None:
+        return [folder for folder in folders if folder.parent == chosen] or folders
+    return folders
 
 
 def _release(folder: Folder | None) -> None:

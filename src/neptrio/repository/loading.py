@@ -16,6 +16,7 @@ import functools
 import itertools
 import logging
 import time
+from dataclasses import replace
 
 import trio
 
@@ -144,16 +145,16 @@ class Loading:
         parameters = operation.parameters
         persists = record.override is not None and record.folder is None
         if not parameters.overrides and persists and record.serving:
-            current = await self.loader.fingerprint(name)
+            current = await self.loader.fingerprint(name, record.chosen)
             if current == record.fingerprint:
-                parameters = LoadParameters(config=record.override)
+                parameters = replace(parameters, config=record.override)
         operation.phase = "reading the configuration"
         try:
             if operation.refresh and record.folder is not None and record.source is not None:
                 found = Found(record.folder.path, record.source, record.fingerprint or {},
                               sorted(record.serving), record.folder)  # fmt: skip
             else:
-                found = await self.loader.find(name, parameters)
+                found = await self.loader.find(name, parameters, record.chosen)
         except PollFailure as failure:
             record.problem, record.polled = str(failure), failure.fingerprint
             record.listed = failure.listed
@@ -201,7 +202,9 @@ class Loading:
         keep = change.same_but_instances(record, found)
         operation.phase = "taking over"
         self._catalog.compose(record, children)
-        record.source, record.fingerprint = found.source, found.fingerprint
+        record.source, record.fingerprint, record.place = found.source, found.fingerprint, found.place
+        if parameters.repository:
+            record.chosen = found.place
         record.override = parameters.config
         record.last_error = ""
         made: list[Building] = [*models.values(), *changes.values()]

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from neptrio.errors import Internal, TritonError, Unavailable, raise_it
+from neptrio.errors import Internal, NotFound, TritonError, Unavailable, raise_it
 from neptrio.execution.model_host import ModelHost
+from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
@@ -101,12 +103,14 @@ class RepositoryManager(Catalog):
         if failed and self._settings.exit_on_error:
             raise Internal("failed to load all models") from why
 
-    async def load(self, name: str, parameters: dict[str, Any]) -> None:
-        """Loads or reloads a model; returns when it serves, or at once with `async`.
+    async def load(self, name: str, parameters: dict[str, Any], repository: str = "") -> None:
+        """Loads or reloads a model; returns when it serves, or at once with `async`. `repository` is what the caller calls
+        the repository to load from, "" for any.
 
         Raises the load's TritonError. A caller that is cancelled does not end the load.
         """
-        parsed = override.parse(parameters)
+        self.places.select(repository)
+        parsed = override.parse(parameters, repository)
         operation = self.loading.begin(name, parsed)
         if parsed.return_at_once:
             return
@@ -116,12 +120,17 @@ class RepositoryManager(Catalog):
         finally:
             del operation  # its error refers to this call's frame
 
-    async def unload(self, name: str, unload_dependents: bool) -> None:
+    async def unload(self, name: str, unload_dependents: bool, repository: str = "") -> None:
         """Takes a model out of service and returns; accepted requests are still answered (state UNLOADING).
 
         Ensembles that use it are taken out too, and come back with it unless `unload_dependents` is set, which
-        also unloads models that were loaded only because an ensemble needs them.
+        also unloads models that were loaded only because an ensemble needs them. Raises NotFound for a model that was
+        loaded from another repository than the one that the caller calls `repository`.
         """
+        record = self.records.get(name)
+        place = record.place if record is not None and record.serving else None
+        if repository and not self.places.has(repository, place or Path()) and place is not None:
+            raise NotFound(f"model '{shown(name)}' was not loaded from the repository '{shown(repository)}'")
         self.withdrawal.unload(name, unload_dependents)
         await trio.lowlevel.checkpoint()
 
@@ -138,7 +147,8 @@ class RepositoryManager(Catalog):
         operations = []
         for name in names:
             record_now = self.records.get(name)
-            current = await self.loading.loader.fingerprint(name)
+            chosen = record_now.chosen if record_now is not None else None
+            current = await self.loading.loader.fingerprint(name, chosen)
             if record_now is not None and (record_now.operations or current == record_now.polled):
                 continue
             operations.append(self.loading.begin(name, LoadParameters()))

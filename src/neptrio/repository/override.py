@@ -44,11 +44,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class LoadParameters:
-    """The parameters of a load call. `config` is None when none was given."""
+    """The parameters of a load call, and the repository that it names. `config` is None when none was given."""
 
     config: str | None = None
     files: Mapping[str, bytes | str] = field(default_factory=dict)  # path -> content, str = base64
     return_at_once: bool = False
+    repository: str = ""  # what the client calls the repository to load from; "": any
 
     @property
     def overrides(self) -> bool:
@@ -56,7 +57,7 @@ class LoadParameters:
         return self.config is not None or bool(self.files)
 
 
-def parse(parameters: Mapping[str, Any]) -> LoadParameters:
+def parse(parameters: Mapping[str, Any], repository: str = "") -> LoadParameters:
     """Checks the types of a load call's parameters. `file:` values are bytes or base64 text.
 
     Raises InvalidArgument, or Internal for an unknown parameter (docs/protocol/rules.md E4.2).
@@ -86,7 +87,7 @@ def parse(parameters: Mapping[str, Any]) -> LoadParameters:
                 f"unexpected error on creating Triton parameter: unknown load parameter '{shown(key)}', expected "
                 f"config, {FILE}<version>/<file name> or async"
             )
-    return LoadParameters(config, files, at_once)
+    return LoadParameters(config, files, at_once, repository)
 
 
 def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:

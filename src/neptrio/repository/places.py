@@ -2,14 +2,20 @@
 
 Local folders are read each time; of cloud storage the last listing of refresh() is used. refresh(), state() and
 localise() may take long: they are called on loader threads.
+
+A client may name one repository: by the name of its folder (the last part of its path or URL) or by the whole path or
+URL, as the command line has it or from the root. One name may stand for several repositories, whose models then are as
+those of one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 
+from neptrio.errors import NotFound
 from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import scan, single_model
@@ -35,6 +41,30 @@ class Places:
             for place in dict.fromkeys(settings.model_repository)
             if isinstance(place, str)
         )
+        # what a client may call each repository
+        self._called = {kept: _names_of(str(given)) for given, kept in zip(local, self._local, strict=True)}
+        self._clouds_called = {cloud: _names_of(cloud.url) for cloud in self.cloud}
+
+    def select(self, repository: str) -> tuple[tuple[Path, ...], tuple[CloudRepository, ...]]:
+        """The local and the cloud repositories that a client calls `repository`, all of them for "". Raises NotFound."""
+        if not repository:
+            return self._local, self.cloud
+        name = repository.rstrip("/") or "/"
+        local = tuple(place for place, names in self._called.items() if name in names)
+        cloud = tuple(place for place, names in self._clouds_called.items() if name in names)
+        if not local and not cloud:
+            known = ", ".join(
+                f"'{names[0]}'" for names in (*self._called.values(), *self._clouds_called.values())
+            )
+            raise NotFound(
+                f"there is no model repository '{shown(repository)}', expected the name or the path of one of {known}"
+            )
+        return local, cloud
+
+    def has(self, repository: str, place: Path) -> bool:
+        """Whether `place`, the folder that a model's folder lies in, is of that repository. Raises NotFound."""
+        local, cloud = self.select(repository)
+        return place in local or any(one.made_folder == place for one in cloud)
 
     def model_dirs(self) -> dict[str, list[Path]]:
         """Model name -> the folders of that name, over all repositories, sorted by name."""
@@ -44,30 +74,37 @@ class Places:
                 found.setdefault(name, []).append(folder)
         return dict(sorted(found.items()))
 
-    def folders(self, name: str) -> list[Path]:
-        """The folders of one name, over all repositories: model_dirs() of it, without a listing of all the others."""
-        found = scan.folders_of(name, self._local)
-        return [*found, *(r.model_dirs()[name] for r in self.cloud if name in r.model_dirs())]
+    def folders(self, name: str, repository: str = "") -> list[Path]:
+        """The folders of one name, over all repositories or those called `repository`: model_dirs() of it, without a
+        listing of all the others. Raises NotFound."""
+        local, clouds = self.select(repository)
+        found = scan.folders_of(name, local)
+        return [*found, *(cloud.model_dirs()[name] for cloud in clouds if name in cloud.model_dirs())]
 
-    def names(self) -> dict[str, int]:
-        """Model name -> how many repositories have a folder of that name, sorted by name."""
-        found = {name: len(places) for name, places in scan.model_places(self._local).items()}
-        if self.cloud:
-            for repository in self.cloud:
-                for name in repository.model_dirs():
+    def names(self, repository: str = "") -> dict[str, int]:
+        """Model name -> how many repositories, or how many of those called `repository`, have a folder of that name, sorted
+        by name. Raises NotFound."""
+        local, clouds = self.select(repository)
+        found = {name: len(places) for name, places in scan.model_places(local).items()}
+        if clouds:
+            for cloud in clouds:
+                for name in cloud.model_dirs():
                     found[name] = found.get(name, 0) + 1
             found = dict(sorted(found.items()))
         return found
 
-    def no_model(self, name: str) -> str:
-        """Why nothing can be loaded under a name that model_dirs() does not have."""
+    def no_model(self, name: str, repository: str = "") -> str:
+        """Why nothing can be loaded under a name that folders() does not have."""
+        if repository:
+            return f"there is no folder '{shown(name)}' in the model repository '{shown(repository)}'"
         where = ", ".join(f"'{place}'" for place in self._named)
         return f"there is no folder '{shown(name)}' in the model repositories {where}"
 
-    async def listed(self) -> dict[str, int]:
+    async def listed(self, repository: str = "") -> dict[str, int]:
         """names() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the
-        thread behind."""
-        return await threads.run(self.names, abandon_on_cancel=True)
+        thread behind. Raises NotFound."""
+        self.select(repository)
+        return await threads.run(self.names, repository, abandon_on_cancel=True)
 
     def refresh(self) -> None:
         """Lists the repositories in cloud storage; the reason of a failure is the repository's `problem`.
@@ -131,3 +168,12 @@ class Places:
             single.close()
         for repository in self.cloud:
             repository.close()
+
+
+def _names_of(given: str) -> tuple[str, ...]:
+    """What a client may call the repository that the command line calls `given`; first the short name."""
+    given = given.rstrip("/") or "/"
+    if "://" in given:
+        return given.rpartition("/")[2] or given, given
+    path = os.path.abspath(given)
+    return os.path.basename(path) or path, given, path, os.path.realpath(path)

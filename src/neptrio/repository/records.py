@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -109,6 +110,8 @@ class Record:
     fingerprint: Fingerprint | None = None
     override: str | None = None
     folder: Folder | None = None
+    place: Path | None = None  # the folder of the repository that it was loaded from, also after an unload
+    chosen: Path | None = None  # that repository, where a load call has named it, until an unload
     listed: bool = False  # at the last try a repository had a folder of that name
     versionless: bool = False  # at the last try the folder had no version to serve
     problem: str = ""  # why the folder could not be used at the last try

@@ -53,7 +53,7 @@ class Withdrawal:
             self._outdate(other, outdated)
             self.record(other)
         for gone in (record, *(self._catalog.records[orphan] for orphan in orphans)):
-            gone.wanted = gone.explicit = False
+            gone.wanted, gone.explicit, gone.chosen = False, False, None
             self._outdate(gone, outdated)
             self.record(gone)
 

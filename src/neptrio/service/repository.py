@@ -9,7 +9,7 @@ import trio
 
 from neptrio.config import model_config
 from neptrio.config.code_fields import code_of
-from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable, Unsupported
+from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable
 from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import override
@@ -99,21 +99,25 @@ class RepositoryService:
         """The same for callers that come by a listener on `host`, "" for a Unix socket."""
         return RepositoryService(self._settings, self._repository, host=host)
 
-    async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
+    async def index(self, ready: bool, timings: bool = False, repository: str = "") -> list[dict[str, Any]]:
         """The $repository_index_response; with `timings` also when each version was loaded and how long that
-        took (our extension)."""
-        return self._repository.index(ready, timings, await self._repository.places.listed())
+        took (our extension). `repository` is what the client calls the one that it asks for. Raises NotFound."""
+        return list(await self.index_rows(ready, timings, repository))
 
-    async def index_rows(self, ready: bool, timings: bool = False) -> Iterator[dict[str, Any]]:
+    async def index_rows(
+        self, ready: bool, timings: bool = False, repository: str = ""
+    ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for: there may be thousands."""
-        return self._repository.index_rows(ready, timings, await self._repository.places.listed())
+        names = await self._repository.places.listed(repository)
+        return self._repository.index_rows(ready, timings, names, repository)
 
     async def index_texts(
-        self, ready: bool, form: str, text: Callable[[dict[str, Any]], bytes]
+        self, ready: bool, form: str, text: Callable[[dict[str, Any]], bytes], repository: str = ""
     ) -> Iterator[bytes]:
         """`text(row)` of each of the rows without timings. `form` names what `text` makes: of a model whose rows show the
         same as when they were last asked for in that form, it is not made again."""
-        return self._repository.index_texts(ready, form, text, await self._repository.places.listed())
+        names = await self._repository.places.listed(repository)
+        return self._repository.index_texts(ready, form, text, names, repository)
 
     async def progress(self, name: str) -> dict[str, Any]:
         """The model's versions, its load under way and the last error (our extension). Raises NotFound."""
@@ -132,26 +136,32 @@ class RepositoryService:
         await self._may_run(name, parameters)
         return await dry_run(self._settings, self._repository, name, override.parse(parameters), self._checks)
 
-    def _explicit(self, repository_name: str) -> None:
-        if repository_name:
-            raise Unsupported("'repository_name' specification is not supported")
-        if self._settings.model_control_mode != "explicit":
+    def _explicit(self) -> None:
+        mode = self._settings.model_control_mode
+        if mode == "poll":
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+        if mode != "explicit":
+            raise Unavailable(
+                "explicit model load / unload is not allowed without --model-control-mode=explicit"
+            )
 
-    async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
-        """Loads or reloads a model; returns when it serves, or at once with the parameter `async`.
+    async def load(self, name: str, parameters: dict[str, Any], repository: str = "") -> None:
+        """Loads or reloads a model, from any repository or the one that the client calls `repository`; returns when it
+        serves, or at once with the parameter `async`.
 
-        Raises the load's error, InvalidArgument for a name that no model can have, or Denied.
+        Raises the load's error, InvalidArgument for a name that no model can have, NotFound for a repository that there is
+        not, or Denied.
         """
-        self._explicit(repository_name)
+        self._explicit()
         check_name(name)
         self._may("loading models", parameters)
         await self._may_run(name, parameters)
-        await self._repository.load(name, parameters)
+        await self._repository.load(name, parameters, repository)
 
-    async def unload(self, name: str, unload_dependents: bool = False, repository_name: str = "") -> None:
-        """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does."""
-        self._explicit(repository_name)
+    async def unload(self, name: str, unload_dependents: bool = False, repository: str = "") -> None:
+        """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does, and NotFound for a
+        repository that there is not, or that is not the one that the model was loaded from."""
+        self._explicit()
         check_name(name)
         self._may("unloading models", {})
-        await self._repository.unload(name, unload_dependents)
+        await self._repository.unload(name, unload_dependents, repository)

@@ -30,7 +30,7 @@ from neptrio._proto.inference import (
     TraceSettingResponse,
     TraceSettingResponseSettingValue,
 )
-from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.slices import gathered
 from neptrio.service import Services
@@ -111,11 +111,10 @@ class InferenceHandlers(SharedMemoryHandlers):
         )
 
     async def repository_index(self, message: Any) -> Encoded:
-        if message.repository_name:
-            raise Unsupported("'repository_name' specification is not supported")
-        return await encoded(
-            await self._services.repository.index_texts(message.ready, "protobuf", _index_text)
+        rows = await self._services.repository.index_texts(
+            message.ready, "protobuf", _index_text, message.repository_name
         )
+        return await encoded(rows)
 
     async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
         parameters: dict[str, Any] = {}

@@ -455,9 +455,9 @@ class RestApp:
             asked[name] = document.get(name, asked[name])
         repository = self._services.repository
         if asked["timings"]:
-            rows = await repository.index_rows(asked["ready"], timings=True)
+            rows = await repository.index_rows(asked["ready"], timings=True, repository=route.repository)
             return 200, JSON, [b"[", await in_slices(rows, dump_json, b","), b"]"]
-        texts = await repository.index_texts(asked["ready"], "json", dump_json)
+        texts = await repository.index_texts(asked["ready"], "json", dump_json, route.repository)
         return 200, JSON, [b"[", await gathered(texts, b","), b"]"]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:

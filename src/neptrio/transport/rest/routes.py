@@ -1,13 +1,14 @@
 """The REST routes: one table from method and path to a verb, for all HTTP connections.
 
 Paths are matched as they were sent, like in a Triton server: without percent-decoding, without trailing slashes, and
-without the query string (docs/protocol/observed.md 1).
+without the query string (docs/protocol/observed.md 1). Only the name of a repository is percent-decoded: it may be a path.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from neptrio.limits import remember
 
@@ -104,7 +105,7 @@ def _match(method: str, path: str) -> Route | None:
                 verb,
                 groups.get("model") or "",
                 groups.get("version") or "",
-                groups.get("repository") or "",
+                unquote(groups.get("repository") or "", errors="surrogateescape"),
                 groups.get("region") or "",
                 method in methods,
                 groups.get("sequence") or "",

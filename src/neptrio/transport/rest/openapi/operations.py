@@ -207,6 +207,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "IndexRequest",
         optional=True,
         query={"timings": "true: adds when models were loaded and how long that took"},
+        errors={404: "no such repository"},
         example={"ready": True},
     ),
     ("repository_load", "POST"): Operation(
@@ -214,7 +215,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "repository",
         body="LoadRequest",
         optional=True,
-        errors={**MODEL, 501: "a repository is named", 504: "the load took too long"},
+        errors={**MODEL, 504: "the load took too long"},
         example={},
     ),
     ("repository_unload", "POST"): Operation(
@@ -222,7 +223,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "repository",
         body="UnloadRequest",
         optional=True,
-        errors={**MODEL, 501: "a repository is named"},
+        errors=MODEL,
         example={"parameters": {"unload_dependents": True}},
     ),
     ("repository_check", "POST"): Operation(
