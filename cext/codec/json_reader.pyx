@@ -6,7 +6,7 @@ over the text once and gives each value to whoever asks for it, without building
 them where they are wanted.
 
 Rules:
- 1. Errors are rapidjson's texts at rapidjson's offsets (docs/protocol/observed.md 3).
+ 1. Errors are rapidjson's texts at rapidjson's offsets (docs/protocol/observed.md 3), and what codec/json_place.py adds.
  2. More than 100 levels of nesting are refused, which also bounds the recursion.
  3. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
  4. Of duplicate keys the first one counts.
@@ -32,6 +32,7 @@ from neptrio.codec.number_text cimport (
 )
 
 from neptrio import limits
+from neptrio.codec.json_place import LOOKED_AT, place
 from neptrio.errors import Cancelled, InvalidArgument
 from neptrio.limits import shown
 
@@ -125,7 +126,8 @@ cdef class Reader:
     cdef int fail(self, const char* reason, Py_ssize_t at) except -1 nogil:
         with gil:
             text = (<bytes>reason).decode("ascii")
-            raise SyntaxRefused(f"failed to parse the request JSON buffer: {text} at {at}")
+            begin = (<const char*>self.text)[:min(self.end, at + 1, LOOKED_AT + 2)]
+            raise SyntaxRefused(f"failed to parse the request JSON buffer: {text} at {at}{place(begin, at)}")
 
     cdef int breathe(self) except -1:
         if self.stop != NULL and self.stop[0]:

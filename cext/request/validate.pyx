@@ -181,8 +181,8 @@ cdef int _check_id(InferRequest r) except -1:
 
 
 cdef int _check_has_id(InferRequest r, ModelCore m) except -1:
-    """Refuses the start or end of a sequence that has no id, whether or not the model has sequences: it is a mistake of
-    the client's, which a model without them would hide."""
+    """Refuses the start or end of a sequence that has no id (docs/protocol/sequence-extension.md), whether or not the model
+    has sequences: it is a mistake of the client's, which a model without them would hide."""
     if r.sequence_id == 0 or r.sequence_id == "":
         raise InvalidArgument(
             f"inference request to model '{m.name}' must specify a non-zero or non-empty correlation ID")

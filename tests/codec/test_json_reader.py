@@ -37,7 +37,9 @@ def ours(text: str) -> tuple[str, Any]:
     try:
         return "value", load(text.encode())
     except InvalidArgument as error:
-        return "error", str(error)
+        text, _, place = str(error).partition(" (")
+        assert not place or place.endswith(")")
+        return "error", text
 
 
 def same(a: Any, b: Any) -> bool:

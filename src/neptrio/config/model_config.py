@@ -113,6 +113,8 @@ def _line_with(text: str, word: str) -> int:
     return text.count("\n", 0, match.start()) + 1 if match else 0
 
 
+# what a model's metadata calls a field that has another name in its configuration; published examples mix them up
+_OF_METADATA = {"inputs": "input", "outputs": "output", "datatype": "data_type", "shape": "dims"}
 _NO_FIELD = re.compile(r'type "([\w.]+)" has no field named "([^"]+)"')
 _NO_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\S+?)\.?$')
 _NO_JSON_VALUE = re.compile(r"Invalid enum value (\S+) for enum type ([\w.]+)")
@@ -131,6 +133,12 @@ def explain(message: str) -> str:
     """A protobuf parser's error message in a user's words, with the nearest valid name."""
     if found := _NO_FIELD.search(message):
         names = [f.name for f in pool().FindMessageTypeByName(found[1]).fields]
+        if _OF_METADATA.get(found[2]) in names:
+            return (
+                f"unknown field '{found[2]}' of {_short(found[1])}, did you mean '{_OF_METADATA[found[2]]}'? A model's metadata "
+                "has inputs, outputs, datatype (FP32) and shape; its configuration has input, output, data_type "
+                "(TYPE_FP32) and dims"
+            )
         return f"unknown field '{found[2]}' of {_short(found[1])}{_nearest(found[2], names)}"
     if found := _NO_VALUE.search(message):
         return _bad_value(found[2], found[1])

@@ -48,7 +48,12 @@ case(
 case("open-object", "simple", b"{", PARSE + "Missing a name for object member. at 1")
 case("not-json", "simple", b"not json", PARSE + "Invalid value. at 1")
 case("spaces", "simple", b"  ", PARSE + "The document is empty. at 2")
-case("comma", "simple", b'{"id":"a" "b":1}', PARSE + "Missing a comma or '}' after an object member. at 10")
+case(
+    "comma",
+    "simple",
+    b'{"id":"a" "b":1}',
+    PARSE + "Missing a comma or '}' after an object member. at 10 (after \"id\")",
+)
 case(
     "trailing",
     "simple",
@@ -62,7 +67,7 @@ case(
     "long-number",
     "simple",
     b'{"id":' + b"1" * 10_000 + b"}",
-    PARSE + "Number too big to be stored in double. at 6",
+    PARSE + 'Number too big to be stored in double. at 6 (in "id")',
 )
 for text in (b"{}", b"[]", b"null", b"1"):
     case(
@@ -378,5 +383,9 @@ case(
 )
 case("order-of-keys-2", "simple", b'{"inputs":[1],"id":5}', f"Unable to parse 'id': {KIND.format('string')}")
 case(
-    "syntax-beats-all", "simple", b'{"id":5,"inputs":[1],}', PARSE + "Missing a name for object member. at 21"
+    "syntax-beats-all",
+    "simple",
+    b'{"id":5,"inputs":[1],}',
+    PARSE
+    + 'Missing a name for object member. at 21 (after "inputs": no comma may stand before a closing bracket)',
 )
