@@ -27,6 +27,16 @@ def test_overlapping_loads_share_what_grew_meanwhile() -> None:
     assert probe.end(c) == 0, "never negative"
 
 
+def test_the_shares_of_overlapping_loads_follow_their_weights() -> None:
+    now = 0
+    probe = MemoryProbe(lambda: now)
+    with probe.measure() as small, probe.measure() as large, probe.measure() as apart:
+        small.weigh(1000)
+        large.weigh(9000)
+        now = 500_000
+    assert (small.cpu_bytes, large.cpu_bytes, apart.cpu_bytes) == (50_000, 450_000, 0)
+
+
 def test_a_failed_load_leaves_the_probe() -> None:
     now = 0
     probe = MemoryProbe(lambda: now)

@@ -115,7 +115,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 8),
     )
     python_model(repository, "endless", UNTIL_CANCELLED + "import numpy as np\n" + ENDLESS, decoupled)
-    isolated(repository, "memory", "import numpy as np\n" + MEMORY, way="none")
+    both = config(extra="instance_group [ { count: 2 } ]")
+    isolated(repository, "apart", "import numpy as np\n" + MEMORY, both)
+    isolated(repository, "apart_small", "import numpy as np\n" + MEMORY.replace("64 << 20", "1"))
     python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
     with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:
         yield process
@@ -296,13 +298,17 @@ def test_model_exceptions_count_as_executions_and_failures(server: ServerProcess
     assert got["last_inference"] > 0 and got["response_stats"] == {}
 
 
-def test_memory_usage_is_what_the_load_took(server: ServerProcess) -> None:
-    (usage,) = stats(server, "memory")["memory_usage"]
-    assert (usage["type"], usage["id"]) == ("CPU", 0)
-    # the other models load at the same time, and what grows meanwhile is shared by all
-    with httpclient.InferenceServerClient(server.http) as client:
-        models = len(client.get_model_repository_index())
-    assert usage["byte_size"] > (64 << 20) // models - (2 << 20)
+def test_memory_usage_of_processes_that_load_together(server: ServerProcess) -> None:
+    """Each model has what its own processes hold, whatever the others allocate at the same time."""
+    large, small = stats(server, "apart")["memory_usage"], stats(server, "apart_small")["memory_usage"]
+    assert [(row["type"], row["id"]) for row in (*large, *small)] == [("CPU", 0)] * 2
+    assert 2 * 64 << 20 < large[0]["byte_size"] < 260 << 20, "two instances"
+    assert 0 < small[0]["byte_size"] < 60 << 20
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        [row] = client.get_inference_statistics("apart").model_stats[0].memory_usage
+    assert (row.type, row.id, row.byte_size) == ("CPU", 0, large[0]["byte_size"])
+    labels = {"model": "apart", "version": "1", "type": "CPU", "id": "0"}
+    assert value(scrape(server), "neptrio_model_memory_bytes", **labels) == large[0]["byte_size"]
 
 
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:

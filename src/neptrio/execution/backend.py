@@ -182,6 +182,11 @@ class BackendInstance(ABC):
         """
         return None
 
+    def process_memory(self) -> int:
+        """Bytes that the instance's own process and what it shares with the server hold now; 0 where it has none. Takes
+        milliseconds; called on any thread once the instance is initialized."""
+        return 0
+
     def body_memory(self, size: int) -> Any:
         """A writable buffer of `size` bytes into which a request for this instance can be received; None if there is
         none. Others may change what lies there until the request is answered, so it is for elements of numbers only.

@@ -1,10 +1,15 @@
 """Measures the memory that loading a model takes, and gives it back after an unload (memory_usage in the statistics).
 
 The number estimates what an unload gives back. For CPU memory it is the growth of the process's anonymous resident
-memory during the load. Mapped files (libraries, memory-mapped weights) are not counted, as most of them stay or
-cost nothing to drop. Loads that overlap share the growth of that time in equal parts, so that all loads together
-never claim more than the whole growth. Memory that the allocator had free and used again is not seen. A backend
-with accounts of its own (pinned pools, GPU memory) adds them through Backend.memory_usage().
+memory during the load, and what the processes of the version's instances hold, with their shared memory
+(observe.processes). Mapped files (libraries, memory-mapped weights) are not counted, as most of them stay or cost nothing
+to drop. Memory that the allocator had free and used again is not seen. A backend with accounts of its own (pinned pools,
+GPU memory) adds them through Backend.memory_usage().
+
+Nobody can say which of the loads that overlap has taken a page. They share the growth of that time by weight, so that
+all loads together never claim more than the whole growth: the size of the version's files, nothing for models whose
+instances are processes, something for those whose code may allocate whatever it likes here. Without any weights the
+parts are equal.
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ class Load:
 
     def __init__(self) -> None:
         self.cpu_bytes = 0.0
+        self.weight = (
+            0  # bytes that it is expected to take; counts for the time since anything began or ended
+        )
 
 
 class MemoryProbe:
@@ -47,14 +55,17 @@ class MemoryProbe:
 
     def _share(self) -> None:
         now = self._measure()
+        weight = sum(load.weight for load in self._loads)
         for load in self._loads:
-            load.cpu_bytes += (now - self._last) / len(self._loads)
+            part = load.weight / weight if weight else 1 / len(self._loads)
+            load.cpu_bytes += (now - self._last) * part
         self._last = now
 
     @contextmanager
     def measure(self) -> Iterator[Measured]:
         """Measures memory and time of the load in the block."""
-        measured, load, start = Measured(), self.begin(), time.monotonic()
+        load, start = self.begin(), time.monotonic()
+        measured = Measured(load)
         try:
             yield measured
         finally:
@@ -78,9 +89,14 @@ class MemoryProbe:
 class Measured:
     """Memory and seconds of the load in a block under MemoryProbe.measure(); set when the block ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Load) -> None:
+        self._load = load
         self.cpu_bytes = 0
         self.seconds = 0.0
+
+    def weigh(self, size: int) -> None:
+        """The load is expected to take so many bytes of this process."""
+        self._load.weight = size
 
 
 def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, object]]:

@@ -256,6 +256,7 @@ class Loader:
                     backend = await self._on_thread(read, lambda late: late.unload(), context.abandonment)
                 if scope.cancelled_caught:
                     raise too_long("auto_complete_config or the import", context, limit)
+                measured.weigh(_weight(backend, found, version))
                 model = Model(context, backend, self._loop, self._completions)
                 model.written = found.written
                 made.append(model)
@@ -265,6 +266,8 @@ class Loader:
                     if not model.stuck:  # it has stopped itself
                         made.remove(model)
                     raise
+                if backend.own_processes:
+                    await self._on_thread(model.measure_processes, lambda late: None)
             model.measured(measured)
         except TritonError:
             raise
@@ -296,6 +299,8 @@ class Loader:
                 regrouping.written = found.written
                 made.append(regrouping)
                 await regrouping.start(tell)
+                if model.backend.own_processes:
+                    await self._on_thread(model.measure_processes, lambda late: None)
             regrouping.measured = measured
         except TritonError:
             raise
@@ -360,6 +365,19 @@ def _drop(result: Any, late: Any) -> None:
             late(result)
         except Exception:
             log.exception("dropping what an outdated load made failed")
+
+
+ANY_CODE = 16 << 20  # bytes that code of a model's own is expected to allocate in this process
+
+
+def _weight(backend: Backend, found: Found, version: int) -> int:
+    """The bytes that a version is expected to take of this process (observe.memory)."""
+    if backend.own_processes:
+        return 0
+    files = sum(
+        size for name, (_, size) in found.fingerprint.items() if name.startswith(f"{version}/") and size > 0
+    )
+    return files + (ANY_CODE if backend.runs_code_here else 0)
 
 
 def _preferred(folders: list[Path], chosen: Path | None) -> list[Path]:

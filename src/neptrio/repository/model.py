@@ -85,6 +85,7 @@ class Model(ServedModel):
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
         self._cpu_bytes = 0
+        self._process_bytes: dict[str, int] = {}  # instance -> what its process held when it had started
         self.pool = InstancePool(loop.loop_pass)
         self._loop = loop
         self._completions = completions
@@ -100,11 +101,22 @@ class Model(ServedModel):
         self.load_duration_secs = measured.seconds
         self.loaded_at_ms = int(time.time() * 1000)
         self._cpu_bytes = measured.cpu_bytes
-        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+        self.memory_changed()
 
     def memory_changed(self) -> None:
         """The memory use of an instance has changed while it serves."""
-        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+        processes = sum(self._process_bytes.get(instance.name, 0) for instance in self.pool.all)
+        self.counters.memory_usage = usage(self._cpu_bytes + processes, self.backend.memory_usage())
+
+    def measure_processes(self) -> None:
+        """Looks how much the processes of instances hold that have been initialized since it last did. A loader thread."""
+        known = self._process_bytes
+        self._process_bytes = {
+            instance.name: known[instance.name]
+            if instance.name in known
+            else instance.backend.process_memory()
+            for instance in list(self.pool.all)
+        }
 
     @cached_property
     def known_outputs(self) -> frozenset[str]:
@@ -144,7 +156,7 @@ class Model(ServedModel):
     def remeasured(self, measured: Measured) -> None:
         """Adds the memory that new instances took to what the load took."""
         self._cpu_bytes += measured.cpu_bytes
-        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+        self.memory_changed()
 
     async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
         """Makes and initializes the instances, in parallel, and warms them up; `tell` is called with each phase's name.

@@ -43,6 +43,7 @@ from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
 from neptrio.loop import threads
+from neptrio.observe.processes import allocated_bytes, held_bytes
 from neptrio.request.infer_request import InferResponse, Tensor, monotonic_ns
 from neptrio.rings.message import Violation
 from neptrio.rings.ring import SUPPORTED
@@ -188,6 +189,12 @@ class IsolatedInstance(BackendInstance):
             return None
         copied, in_place = (0, 0) if life is None else (life.end.copied, life.end.in_place)
         return process.pid, self._restarts, self.ahead, copied, in_place
+
+    def process_memory(self) -> int:
+        process, life = self._process, self._life
+        if process is None or life is None:
+            return 0
+        return held_bytes(process.pid) + allocated_bytes(life.memory)
 
     def abort(self) -> None:
         self._stopping.set()
