@@ -156,7 +156,9 @@ def test_files_of_models(tmp_path: Path) -> None:
     write_model(
         tmp_path, "syntax", PYTHON, {"1/model.py": "class TritonPythonModel:\n    def execute(self:\n"}
     )
-    write_model(tmp_path, "classless", PYTHON, {"1/model.py": "import nosuchmodule\nX = 1\n"})
+    write_model(
+        tmp_path, "classless", PYTHON, {"1/model.py": "import nosuchmodule, all\nX = 1\n", "all.py": ""}
+    )
     write_model(tmp_path, "lazy", PYTHON, {"1/model.py": "\nclass TritonPythonModel:\n    pass\n"})
     labels = PYTHON.replace(
         'name: "Y" data_type: TYPE_FP32', 'name: "Y" label_filename: "l.txt" data_type: TYPE_FP32'
@@ -178,6 +180,7 @@ def test_files_of_models(tmp_path: Path) -> None:
         {"1/model.py": GOOD_MODEL},
     )
     got = problems(tmp_path)
+    assert not any("imports 'all'" in line for line in got), "it lies in the model's folder"
     for said in (
         "error: missing: missing/1: unable to find '",
         "error: damaged: damaged/1/model.onnx: not an ONNX model, or a damaged one",

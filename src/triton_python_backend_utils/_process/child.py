@@ -8,7 +8,6 @@ process ends at once.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import itertools
 import os
@@ -24,7 +23,7 @@ from .._config import ModelConfig
 from .._errors import TritonModelException
 from .._execute import check_class, check_completed, described, said_ready
 from .._foreign import summary
-from . import threads, tracing
+from . import modules, threads, tracing
 from .stop_signal import outlive
 from .wire import Wire
 
@@ -169,16 +168,8 @@ class Child:
             self.send({"t": "failed", "text": described(error)})
 
     def _load(self, path: str) -> Any:
-        folder = os.path.dirname(path)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        name = os.path.splitext(os.path.basename(path))[0]
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
+        """Executes the model's file and returns its module."""
+        return modules.load(path)
 
     def _auto_complete(self, message: dict[str, Any]) -> dict[str, Any]:
         complete = getattr(

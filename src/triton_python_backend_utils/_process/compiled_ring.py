@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import neptrio.rings.child as ends
 
 from .._execute import check_class, hidden
+from . import modules
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
 PACKAGE = Path(ends.__file__).parents[1]
 hidden += ["cext/", str(PACKAGE)]
 
-
-def _model_source() -> Any:
-    """Loads the server's loader of model files by its path, because importing its package would import the server."""
-    spec = importlib.util.spec_from_file_location(
-        "neptrio_model_source", PACKAGE / "backends" / "python" / "source.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.ModelSource
-
-
-ModelSource = _model_source()
 preloaded: dict[str, Any] = {}  # path -> module, in a template of one model and what is forked from it
 
 
@@ -37,8 +22,7 @@ class CompiledRingChild(RingChild):
     """The process of a model with the server's interpreter."""
 
     def _load(self, path: str) -> Any:
-        """Loads the model's file with the same import rules as in the server's process (ModelSource)."""
-        return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()
+        return preloaded.get(path) or super()._load(path)
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
         return ends.ChildEnd(
@@ -57,7 +41,7 @@ class CompiledRingChild(RingChild):
 
 def preload(asked: dict[str, Any]) -> None:
     """Imports a model's file and calls its preload(args); processes forked from this one then have both."""
-    module = ModelSource(Path(asked["path"]), Path(asked["path"]).parent.parent.name).load()
+    module = modules.load(asked["path"])
     function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
         module, "preload", None
     )

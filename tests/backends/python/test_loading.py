@@ -30,12 +30,14 @@ from . import sibling
 from package import part
 from package.part import VALUE
 import package.deeper as deeper
+import of_all_versions
 
 class TritonPythonModel:
     def execute(self, requests):
         import late
         import numpy as np
         parts = [NUMBER, helper.double(NUMBER), sibling.NUMBER, part.VALUE, VALUE, deeper.VALUE, late.NUMBER]
+        parts.append(of_all_versions.NUMBER)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(parts, np.float32))]) for _ in requests]
 """
 
@@ -109,7 +111,10 @@ def infer(server: ServerProcess, model: str, array: np.ndarray) -> Any:
 
 
 @pytest.mark.slow
-def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("isolation", "above"), [("none", "..helper"), ("process", "helper")]
+)  # Python itself lets no relative import out of a package on sys.path
+def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path, isolation: str, above: str) -> None:
     for name, base in (("one", 1), ("two", 100)):
         python_model(
             tmp_path,
@@ -120,15 +125,16 @@ def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
                 "1/sibling.py": f"NUMBER = {base + 1}",
                 "1/late.py": f"from helper import NUMBER as N\nNUMBER = N + {base + 2}",
                 "1/package/__init__.py": "",
-                "1/package/part.py": f"from . import deeper\nfrom ..helper import NUMBER\nVALUE = {base + 3}",
+                "of_all_versions.py": f"NUMBER = {base + 5}",
+                "1/package/part.py": f"from . import deeper\nfrom {above} import NUMBER\nVALUE = {base + 3}",
                 "1/package/deeper.py": f"from helper import NUMBER\nVALUE = NUMBER + {base + 4}",
             },
         )
-    with ServerProcess(tmp_path) as server:
+    with ServerProcess(tmp_path, f"--backend-config=python,isolation={isolation}") as server:
         one = np.zeros(1, np.float32)
         for _ in range(2):
-            assert infer(server, "one", one) == [1, 2, 2, 4, 4, 6, 4]
-            assert infer(server, "two", one) == [100, 200, 101, 103, 103, 204, 202]
+            assert infer(server, "one", one) == [1, 2, 2, 4, 4, 6, 4, 6]
+            assert infer(server, "two", one) == [100, 200, 101, 103, 103, 204, 202, 105]
     assert not list(tmp_path.rglob("__pycache__"))
 
 

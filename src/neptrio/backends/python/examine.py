@@ -103,7 +103,7 @@ def problems(path: Path, imports: bool = True) -> Iterator[str]:
         yield f"{path}:{outline.line}: class {CLASS} has no method execute"
     if imports:
         for name, line in _imported(outline.tree):
-            if not _exists(name, path.parent):
+            if not any(_beside(name, folder) for folder in folders(path)) and not _installed(name):
                 yield f"{path}:{line}: imports '{name}', which is not installed here"
 
 
@@ -123,9 +123,16 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield top, node.lineno
 
 
-def _exists(name: str, folder: Path) -> bool:
-    if (folder / f"{name}.py").is_file() or (folder / name).is_dir():
-        return True
+def folders(path: Path) -> list[Path]:
+    """Where modules of a model's file are looked for: beside it, and beside its version folder."""
+    return [path.parent, path.parent.parent] if path.parent.name.isdigit() else [path.parent]
+
+
+def _beside(name: str, folder: Path) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
+
+def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):

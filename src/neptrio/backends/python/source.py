@@ -1,11 +1,13 @@
-"""Loads a model's file, so that each instance has its own module and models do not see each other's.
+"""Loads a model's file into the server's process, so that each instance has its own module and models do not see each
+other's. (In processes of their own: triton_python_backend_utils._process.modules.)
 
 The problem: models are files called model.py with helper modules beside them. Two models may both have a helper.py, a
 reload must use the new code, and sys.path must not change. The choice: a model's file is executed as a module with a
 unique name. Imports in it and in its helpers use an `__import__` of the model's own, which looks beside the file first.
 
 Rules:
- 1. A module beside the model file has precedence over an installed package of that name, for this model only.
+ 1. A module beside the model file, or beside its version folder, has precedence over an installed package of that name, for
+    this model only.
  2. Code is compiled from source at each load; cached bytecode is neither read nor written.
  3. Modules of a model are in sys.modules under "<unique>.<name>", so that pickling, dataclasses
     and debuggers work; unload() removes them.
@@ -19,27 +21,24 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import itertools
-import linecache
 import sys
 import types
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+
+from neptrio.backends.python import examine
+from triton_python_backend_utils._process.modules import FreshLoader
 
 _numbers = itertools.count(1)
 
 
-class _Loader(SourceFileLoader):
-    """Compiles a module from its source each time, and makes the model's `__import__` its own."""
+class _Loader(FreshLoader):
+    """Makes the model's `__import__` the module's own."""
 
     def __init__(self, fullname: str, path: str, source: ModelSource) -> None:
         super().__init__(fullname, path)
         self._source = source
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        path = self.get_filename(fullname)
-        linecache.checkcache(path)
-        return compile(self.get_data(path), path, "exec", dont_inherit=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__["__builtins__"] = self._source.builtins
@@ -51,14 +50,14 @@ class ModelSource:
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
-        self.folder = path.parent
+        self.folders = examine.folders(path)
         self.package = f"neptrio_model_{next(_numbers)}_{''.join(c if c.isalnum() else '_' for c in name)}"
         self.builtins = dict(builtins.__dict__, __import__=self._import)
 
     def load(self) -> types.ModuleType:
         """Executes the file and returns its module. Raises what the file raises."""
         root = types.ModuleType(self.package)
-        root.__path__ = [str(self.folder)]
+        root.__path__ = [str(folder) for folder in self.folders]
         sys.modules[self.package] = root
         try:
             return self._load(f"{self.package}.{self.path.stem}", self.path, None)
@@ -97,12 +96,15 @@ class ModelSource:
         module = sys.modules.get(fullname)
         if module is not None:
             return module
-        place = self.folder.joinpath(*name.split("."))
         parent, _, leaf = name.rpartition(".")
-        if (place / "__init__.py").is_file():
-            found = self._load(fullname, place / "__init__.py", place)
-        elif place.with_suffix(".py").is_file():
-            found = self._load(fullname, place.with_suffix(".py"), None)
+        for folder in self.folders:
+            place = folder.joinpath(*name.split("."))
+            if (place / "__init__.py").is_file():
+                found = self._load(fullname, place / "__init__.py", place)
+                break
+            if place.with_suffix(".py").is_file():
+                found = self._load(fullname, place.with_suffix(".py"), None)
+                break
         else:
             return None
         holder = sys.modules.get(f"{self.package}.{parent}" if parent else self.package)
