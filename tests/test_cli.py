@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,45 @@ def test_off_values_of_missing_features_and_hints_are_accepted() -> None:
         [REPOSITORY, "--allow-sagemaker=off", "--model-namespacing", "false", "--http-thread-count=8"]
     )
     assert warnings == ["--http-thread-count has no effect: one thread serves all connections"]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--cuda-memory-pool-byte-size=0:67108864",
+        "--cuda-virtual-address-size=0:1",
+        "--host-policy=p,numa-node=0",
+        "--model-load-gpu-limit=0:0.5",
+    ],
+)
+def test_placement_that_this_server_does_not_have_does_not_end_a_start(flag: str) -> None:
+    _, (warning,) = serving.settings_of([REPOSITORY, flag])
+    assert warning.startswith(f"{flag.partition('=')[0]} has no effect: ")
+
+
+def test_a_folder_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(cli, "serve", lambda settings, warnings: served.append(settings) or 0)
+    assert cli.main([str(tmp_path), "--http-port=7"]) == 0
+    assert cli.main(["s3://bucket/models"]) == 0
+    assert [settings.model_repository for settings in served] == [(tmp_path,), ("s3://bucket/models",)]
+    assert served[0].http_port == 7
+    assert cli.main(["chek"]) == 2
+    assert (
+        "'chek' is neither a subcommand nor a folder of models, did you mean 'check'?"
+        in capsys.readouterr().err
+    )
+
+
+def test_help_begins_with_examples_and_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    examples = text[text.index("examples:") : text.index("subcommands")]
+    assert len(re.findall(r"^  neptrio ", examples, re.M)) == 5
+    assert text.index("subcommands") < text.index("general:")
 
 
 def test_resources_without_a_rate_limit_are_not_silent() -> None:

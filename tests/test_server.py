@@ -138,16 +138,18 @@ def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+def test_a_port_that_is_taken(tmp_path: Path, flag: str) -> None:
     write_model(tmp_path, "good", identity_config())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            AssertionError, match=f"error: creating server: .*cannot listen on 127.0.0.1:{port}"
+            AssertionError,
+            match=f"error: creating server: cannot listen on 127.0.0.1:{port}: Address already in use .{flag} chooses",
         ) as info:
-            ServerProcess(tmp_path, f"--http-port={port}")
+            ServerProcess(tmp_path, f"{flag}={port}")
         assert "Traceback" not in str(info.value)
 
 

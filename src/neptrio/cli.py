@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from neptrio import commands, flags, process_end
 from neptrio.serving import serve, settings_of
+
+EXAMPLES = """\
+examples:
+  neptrio models                                  serves the folder `models`: 8000 HTTP, 8001 gRPC, 8002 metrics
+  neptrio models --http-address=127.0.0.1 --grpc-address=127.0.0.1
+                                                  for this machine alone, with the console
+  neptrio models --model-control-mode=explicit --load-model='*'
+                                                  clients may load and unload models
+  neptrio check models                            says what is wrong with the models, without running any
+  neptrio demo                                    serves example models with everything switched on"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,11 +31,13 @@ def _main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         if argv[0] in commands.names():
             return commands.run(argv[0], argv[1:])
-        near = flags.nearest(argv[0], commands.names())
-        print(f"error: unknown subcommand '{argv[0]}'{near}", file=sys.stderr)
-        return 2
-    epilog = commands.summary() if {"--help", "-h"} & set(argv) else ""
-    return serve(*settings_of(argv, epilog=epilog))
+        if not (Path(argv[0]).is_dir() or "://" in argv[0]):
+            near = flags.nearest(argv[0], commands.names())
+            print(f"error: '{argv[0]}' is neither a subcommand nor a folder of models{near}", file=sys.stderr)
+            return 2
+        argv = [f"--model-repository={argv[0]}", *argv[1:]]
+    first = f"{EXAMPLES}\n\n{commands.summary()}" if {"--help", "-h"} & set(argv) else ""
+    return serve(*settings_of(argv, first=first))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Rules:
  1. A flag is accepted only if it does what tritonserver's does. One whose feature is missing is
     refused with that reason, unless it is set to the value that says "off".
- 2. A tuning hint for threads or pools that this server does not have is accepted with a warning
+ 2. A tuning hint for threads, pools or placement that this server does not have is accepted with a warning
     that says so: scripts written for tritonserver keep working and nobody is misled.
  3. An unknown flag is refused with the nearest known one.
 Source: docs/protocol/features.md A8.
@@ -29,11 +29,7 @@ FALSE = ("false", "0", "off")
 
 # flag -> (what it would do, the value that means "off" and is therefore accepted, or None)
 MISSING: dict[str, tuple[str, str | None]] = {
-    "--model-load-gpu-limit": ("limiting GPU memory used by models", None),
     "--model-namespacing": ("model namespaces", "false"),
-    "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),
-    "--cuda-virtual-address-size": ("growable CUDA memory", None),
-    "--host-policy": ("host policies", None),
     "--repoagent-directory": ("repository agents", None),
     "--allow-sagemaker": ("the SageMaker endpoint", "false"),
     "--sagemaker-port": ("the SageMaker endpoint", None),
@@ -56,6 +52,10 @@ NO_EFFECT = {
     "--buffer-manager-thread-count": "instances copy their own buffers",
     "--min-supported-compute-capability": "the CUDA driver decides which devices can run a model",
     "--enable-peer-access": "devices do not exchange tensors",
+    "--model-load-gpu-limit": "models take what GPU memory they need",
+    "--cuda-memory-pool-byte-size": "GPU memory is taken as models need it",
+    "--cuda-virtual-address-size": "GPU memory is taken as models need it",
+    "--host-policy": "instances run on whatever cores the server may use",
 }
 
 

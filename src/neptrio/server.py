@@ -11,6 +11,7 @@ signal ends the process at once.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -296,15 +297,15 @@ class Server:
         metrics_server: MetricsServer | None = None
         rest_port: int | None = None
         if settings.allow_http:
-            self.http_listener = listen(
-                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
+            self.http_listener = _listen_for(
+                "http", settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
             rest_port = self.http_listener.getsockname()[1]
             if not settings.frontends:
                 self.fronts.append(RestServer(self.services, self.http_listener))
         if settings.allow_grpc:
-            self.grpc_listener = listen(
-                settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
+            self.grpc_listener = _listen_for(
+                "grpc", settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
             )
             if not settings.frontends:
                 self.fronts.append(GrpcServer(self.services, self.grpc_listener))
@@ -319,7 +320,7 @@ class Server:
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
-            self.metrics_listener = listen(address, settings.metrics_port)
+            self.metrics_listener = _listen_for("metrics", address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
             metrics_server = MetricsServer(
                 self.services, self.metrics, self.metrics_listener, sampler, interval, rest_port
@@ -371,6 +372,15 @@ class Server:
         """Gives compressed requests the grace time to be inflated; after that they are refused."""
         await trio.sleep(self.settings.grace_secs)
         self.services.inflating.stop()
+
+
+def _listen_for(what: str, address: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """A listening socket. Raises OSError naming the address and the flag that changes it."""
+    try:
+        return listen(address, port, reuse_port=reuse_port)
+    except OSError as error:
+        flag = f"--{what}-{'address' if error.errno == errno.EADDRNOTAVAIL else 'port'}"
+        raise OSError(f"{error.strerror} ({flag} chooses another one)") from None
 
 
 async def _signals(server: Server) -> None:

@@ -21,13 +21,14 @@ from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES
 from neptrio.settings import Settings
 
 
-def parser(epilog: str = "") -> argparse.ArgumentParser:
-    """The flags of serving."""
+def parser(first: str = "") -> argparse.ArgumentParser:
+    """The flags of serving; `first` comes before them in the text of --help."""
     p = argparse.ArgumentParser(
         prog="neptrio",
-        usage="neptrio --model-repository=DIR [flags]  |  neptrio SUBCOMMAND ...",
-        description="An inference server that speaks the Triton protocol.",
-        epilog=epilog,
+        usage="neptrio DIR [flags]  |  neptrio --model-repository=DIR [flags]  |  neptrio SUBCOMMAND ...",
+        description="\n\n".join(
+            filter(None, ["An inference server that speaks the Triton protocol.", first])
+        ),
         formatter_class=_Help,
         allow_abbrev=False,
         add_help=False,
@@ -315,7 +316,7 @@ _METAVARS: dict[Any, str] = {
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults shown, epilog kept in lines; wide enough for the longest flag."""
+    """Defaults shown, description kept in lines; wide enough for the longest flag."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
@@ -330,15 +331,15 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def settings_of(
-    argv: list[str], before: Mapping[str, Any] | None = None, epilog: str = ""
+    argv: list[str], before: Mapping[str, Any] | None = None, first: str = ""
 ) -> tuple[Settings, list[str]]:
     """Settings from flags, and warnings about flags without effect. Exits with 2 when they are wrong.
 
-    `before` are settings that flags may change: their defaults, and more repositories and backend settings. `epilog` ends the
-    text of --help.
+    `before` are settings that flags may change: their defaults, and more repositories and backend settings. `first` begins
+    the text of --help.
     """
     before = dict(before or {})
-    p = parser(epilog)
+    p = parser(first)
     more = {name: before.pop(name) for name in ("model_repository", "backend_config") if name in before}
     p.set_defaults(**{name: list(v) if isinstance(v, tuple) else v for name, v in before.items()})
     options, left = p.parse_known_args(argv)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
+from neptrio.observe.top_view import Sample, render
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -30,7 +31,8 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_once_and_interactive(tmp_path: Path) -> None:
     write_model(tmp_path, "busy", identity_config(pairs=1))
     write_model(tmp_path, "idle", identity_config(pairs=1))
-    with ServerProcess(tmp_path) as server:
+    write_model(tmp_path, "broken", 'backend: "identity" max_batch: 3')
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
         ended = threading.Event()
 
         def load() -> None:
@@ -55,9 +57,23 @@ def test_once_and_interactive(tmp_path: Path) -> None:
         assert busy[:2] == ["busy", "1"] and float(busy[2]) > 0 and busy[4] == "2.0" and "/" in busy[5]
         assert idle[:3] == ["idle", "1", "0.0"]
         assert "busy 1: single" in done.stdout
+        # a model that failed to load is not simply missing
+        assert "\nnot ready:\n  broken UNAVAILABLE " in done.stdout and "max_batch_size" in done.stdout
+        assert "broken" not in only.stdout
         assert "idle" not in only.stdout and "busy" in only.stdout
         unknown = top(server.http, "--once", "--model=nope")
         assert unknown.returncode == 1 and "'nope' is not available" in unknown.stderr
+
+        # without a terminal it prints one interval after the other, without what only terminals understand
+        command = [sys.executable, "-m", "neptrio", "top", server.http, "--interval=0.05"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            heads = []
+            while len(heads) < 2:
+                line = following.stdout.readline()
+                assert line and "\x1b" not in line
+                heads += [line] if line.startswith("MODEL") else []
+            following.terminate()
 
         master, slave = pty.openpty()
         watching = subprocess.Popen(
@@ -80,6 +96,22 @@ def test_once_and_interactive(tmp_path: Path) -> None:
         assert screen.startswith(b"\x1b[?1049h") and screen.endswith(b"\x1b[?1049l"), (
             "the terminal is restored"
         )
+
+
+def test_failures_are_shown_however_narrow_the_terminal_is() -> None:
+    counts = {"count": 3, "ns": 3_000_000}
+    stages = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+    stat = {
+        "name": "a_model_with_a_long_name", "version": "1", "inference_count": 3, "execution_count": 3,
+        "inference_stats": dict.fromkeys(stages, counts),
+    }  # fmt: skip
+    samples = [Sample(seconds, {("m", "1"): stat}) for seconds in (1.0, 2.0)]
+    whole = render("u", *samples)[2]
+    for width in (200, 100, 80, 60):
+        head, row = render("u", *samples, width)[2:4]
+        assert head.endswith("FAIL/S  FAILED") and head.startswith("MODEL") and row.endswith(" 3")
+        assert len(head) <= width or width < 62
+        assert (head == whole) == (width >= len(whole))
 
 
 class Other(BaseHTTPRequestHandler):

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
                 time.sleep(options.interval)
                 print("\n".join(render(options.url, before, server.sample())))
                 return 0
-            return _watch(server, options)
+            return _watch(server, options) if sys.stdout.isatty() else _follow(server, options)
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -72,7 +72,26 @@ class Server:
         self._url = url
         self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
         prefix = parts.path.rstrip("/")
+        self._only = bool(model)
+        self._index = prefix + "/v2/repository/index"
         self._path = prefix + (f"/v2/models/{model}/stats" if model else "/v2/models/stats") + QUERY
+
+    def _down(self) -> list[dict[str, str]]:
+        """The rows of the repository index that are not ready; [] where the server does not say."""
+        if self._only:
+            return []
+        try:
+            self._connection.request("POST", self._index, headers=authorization())
+            response = self._connection.getresponse()
+            rows = json.loads(response.read())
+            return [
+                row
+                for row in rows
+                if row.get("state", "READY") != "READY" and row.get("reason") != "unloaded"
+            ]
+        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError):
+            self._connection.close()
+            return []
 
     def close(self) -> None:
         """Closes the connection."""
@@ -93,7 +112,9 @@ class Server:
             if response.status != 200:
                 raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
             models = {(m["name"], m.get("version", "")): m for m in document["model_stats"]}
-            return Sample(taken, models, document.get("loop_lag"), document.get("front_ends", ()))
+            return Sample(
+                taken, models, document.get("loop_lag"), document.get("front_ends", ()), self._down()
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ServerError(
                 f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "
@@ -121,6 +142,16 @@ def _screen() -> Iterator[None]:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
 
 
+def _follow(server: Server, options: argparse.Namespace) -> int:
+    """Prints one interval after the other: the output is no terminal. Ends with Ctrl-C, or when nobody reads it."""
+    before = server.sample()
+    while True:
+        time.sleep(options.interval)
+        now = server.sample()
+        print("\n".join([*render(options.url, before, now), ""]), flush=True)
+        before = now
+
+
 def _watch(server: Server, options: argparse.Namespace) -> int:
     import shutil
 
@@ -139,7 +170,7 @@ def _watch(server: Server, options: argparse.Namespace) -> int:
             except ServerError as error:
                 lines = [str(error), "trying again ..."]
                 continue
-            lines, before = render(options.url, before, now), now
+            lines, before = render(options.url, before, now, columns), now
 
 
 def _quit_within(seconds: float) -> bool:

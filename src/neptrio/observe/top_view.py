@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+KEPT = 5  # columns that are never left out: model, version, requests, failures
 COUNTERS = {"request": "success"}
 SHORT = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
@@ -24,6 +25,7 @@ class Sample:
     models: Mapping[tuple[str, str], Mapping[str, Any]]
     loop_lag: Mapping[str, Any] | None = None  # of the event loop, if the server gives it
     front_ends: Sequence[Mapping[str, Any]] = ()  # processes that speak HTTP and gRPC for it
+    down: Sequence[Mapping[str, str]] = ()  # rows of the index that are not ready
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,12 @@ def duration(ns: float) -> str:
     return f"{ns / 1e9:.1f}s"
 
 
-def render(url: str, before: Sample, now: Sample) -> list[str]:
-    """The lines of the screen: a header, a table, and the reasons why batches were closed."""
+def render(url: str, before: Sample, now: Sample, width: int = 0) -> list[str]:
+    """The lines of the screen: a header, a table, models that are down, and the reasons why batches were closed.
+
+    Where the table does not fit into `width` characters (0: it always does), columns in its middle are left out: the last
+    ones, failures, are those that nobody may miss.
+    """
     found = rows(before, now)
     exact = any("histograms" in stat for stat in now.models.values())
     seconds = now.seconds - before.seconds
@@ -139,6 +145,11 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
             cells += [str(live.get(key, "-")) for key in ("queued", "prepared", "executing", "sequences")]
         table.append([*cells, f"{row.failures_per_s:.1f}", str(row.failures)])
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    while width and sum(widths) + 2 * (len(widths) - 1) > width and len(widths) > KEPT:
+        gone = len(widths) - 3  # the one before failures
+        del widths[gone]
+        for line in table:
+            del line[gone]
     lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}", ""]
     for line in table:
         cells = [
@@ -146,6 +157,8 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
             for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
+    if now.down:
+        lines += ["", "not ready:", *map(_down, now.down)]
     why = [
         f"  {row.name} {row.version}: " + ", ".join(f"{reason} {n}" for reason, n in row.closings.items())
         for row in found
@@ -158,6 +171,13 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
         lines += ["", "front ends:", *fronts]
     apart = _processes(before, now)
     return [*lines, "", "processes:", *apart] if apart else lines
+
+
+def _down(row: Mapping[str, str]) -> str:
+    reason = " ".join(row.get("reason", "").split())
+    return "  " + " ".join(
+        filter(None, (row["name"], row.get("version", ""), row.get("state", "not loaded"), reason))
+    )
 
 
 def _front_ends(before: Sample, now: Sample) -> list[str]:
