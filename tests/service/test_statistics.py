@@ -302,7 +302,10 @@ def check_cache_metrics(text: str, got: dict[str, Any]) -> None:
     assert value(text, "nv_cache_num_lookups") == value(text, "nv_cache_num_hits") + value(
         text, "nv_cache_num_misses"
     )
-    assert value(text, "nv_cache_num_entries") == miss["count"]
+    assert value(text, "nv_cache_num_misses") == miss["count"], (
+        "also where an equal request had stored its answer"
+    )
+    assert 0 < value(text, "nv_cache_num_entries") <= miss["count"]
     assert 0 < value(text, "nv_cache_util") < 1
     assert 'nv_cache_num_hits_per_model{model="storm_default"' not in text
 
@@ -412,6 +415,30 @@ def test_bad_queries_are_refused(server: ServerProcess, query: str) -> None:
     assert status == 400 and "query parameter" in body["error"]
 
 
+def check_since_start(server: ServerProcess, *loads: dict[str, Any]) -> None:
+    """What is said of all loads of a version is the sum of what was said of each."""
+
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] = stats(server, "m", "?since_start=true")["since_start"]
+        return found
+
+    # a load counts until it has answered everything, so from here on nothing changes
+    until(lambda: told()["inference_count"] == sum(load["inference_count"] for load in loads), told)
+    total = told()
+    assert list(total) == [key for key in loads[0] if key not in ("name", "version", "memory_usage")]
+    assert total["last_inference"] == max(load["last_inference"] for load in loads)
+    assert total["execution_count"] == sum(load["execution_count"] for load in loads)
+    for name, duration in total["inference_stats"].items():
+        for part in ("count", "ns"):
+            assert duration[part] == sum(load["inference_stats"][name][part] for load in loads)
+    sizes = sorted({row["batch_size"] for load in loads for row in load["batch_stats"]})
+    assert [row["batch_size"] for row in total["batch_stats"]] == sizes
+    for row in total["batch_stats"]:
+        same = [r for load in loads for r in load["batch_stats"] if r["batch_size"] == row["batch_size"]]
+        assert row["compute_infer"]["count"] == sum(r["compute_infer"]["count"] for r in same)
+        assert row["compute_infer"]["ns"] == sum(r["compute_infer"]["ns"] for r in same)
+
+
 def test_a_reload_starts_anew_and_unloaded_models_are_not_listed(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config())
     write_model(tmp_path, "other", identity_config())
@@ -421,6 +448,7 @@ def test_a_reload_starts_anew_and_unloaded_models_are_not_listed(tmp_path: Path)
         infer(server, "m")
         infer(server, "other")
         with httpclient.InferenceServerClient(server.http) as client:
+            expected = [stats(server, "m")]
             write_model(tmp_path, "m", identity_config(extra=SLOW % 1))
             client.load_model("m")
             got = stats(server, "m")
@@ -431,6 +459,18 @@ def test_a_reload_starts_anew_and_unloaded_models_are_not_listed(tmp_path: Path)
                 == 0
             )
             assert stats(server, "other")["inference_count"] == 1
+            assert "since_start" not in got, "who does not ask is not told"
+            infer(server, "m", 3)
+            expected.append(stats(server, "m"))
+            check_since_start(server, *expected)
+            config = identity_config(extra=SLOW % 1 + " instance_group [ { count: 2 } ]")
+            write_model(tmp_path, "m", config)
+            client.load_model("m")
+            assert stats(server, "m")["inference_count"] == 3, "instances changed in place"
+            check_since_start(server, *expected)
             client.unload_model("m")
-        assert [m["name"] for m in get(server, "/v2/models/stats")[1]["model_stats"]] == ["other"]
-        assert 'model="m"' not in scrape(server)
+            assert [m["name"] for m in get(server, "/v2/models/stats")[1]["model_stats"]] == ["other"]
+            assert 'model="m"' not in scrape(server)
+            client.load_model("m")
+            infer(server, "m")
+            check_since_start(server, *expected, stats(server, "m"))

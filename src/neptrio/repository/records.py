@@ -13,6 +13,8 @@ import trio
 
 from neptrio.config.model_config import ConfigSource
 from neptrio.errors import TritonError
+from neptrio.observe.counters import ModelCounters
+from neptrio.observe.totals import total
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.model import Model
@@ -116,6 +118,8 @@ class Record:
     versionless: bool = False  # at the last try the folder had no version to serve
     problem: str = ""  # why the folder could not be used at the last try
     polled: Fingerprint | None = None  # the folder's state at the last load, successful or not
+    # version -> the statistics of its earlier loads, once those have answered everything (observe.totals)
+    past: dict[int, dict[str, Any]] = field(default_factory=dict)
     last_error: str = ""
     last_seconds: float = 0.0
     # of the index: form -> what its rows were made from, and (state, text) of each
@@ -125,6 +129,26 @@ class Record:
     def serving(self) -> dict[int, Model]:
         """The versions that accept requests, also those with unhealthy instances."""
         return {v: row.model for v, row in self.rows.items() if row.model is not None}
+
+    def _counters(self, version: int) -> list[ModelCounters]:
+        """Those of a version that still count: of its serving model, and of those that answer what they accepted. A reload
+        may have handed them on."""
+        row = self.rows.get(version)
+        models = [row.model] if row is not None and row.model is not None else []
+        models += [one.model for one in self.retiring if one.version == version]
+        return list({id(model.counters): model.counters for model in models}.values())
+
+    def since_start(self, version: int) -> dict[str, Any]:
+        """The statistics of a version over all its loads."""
+        past = [self.past[version]] if version in self.past else []
+        return total([*past, *(counters.snapshot() for counters in self._counters(version))])
+
+    def keep(self, retirement: Retirement) -> None:
+        """Keeps the statistics of a model that is gone from `retiring`, unless others still count on in them."""
+        counters, version = retirement.model.counters, retirement.version
+        if counters not in self._counters(version):
+            past = [self.past[version]] if version in self.past else []
+            self.past[version] = total([*past, counters.snapshot()])
 
     def index(self, timings: bool = False) -> Iterator[dict[str, Any]]:
         """The model's rows of the repository index, sorted by version; with `timings` also when each was loaded and

@@ -106,6 +106,7 @@ class Withdrawal:
             log.info("successfully unloaded '%s' version %d", record.name, retirement.version)
         retirement.drained.set()
         record.retiring.remove(retirement)
+        record.keep(retirement)
         if not any(other.version == retirement.version for other in record.retiring):
             row = record.rows.get(retirement.version)
             if row is not None:

@@ -5,7 +5,9 @@ asked for, and clients may ignore them.
 
     percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
     histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
-        live=true                "live": what is queued and executing now; "accounts": requests since the load and
+    since_start=true         "since_start": what the extension shows, over all loads of the version since the
+                             server's start
+    live=true                "live": what is queued and executing now; "accounts": requests since the load and
                                  how they ended; "batches": close reason -> sizes and waits; beside "model_stats"
                                  "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
 """
@@ -37,6 +39,7 @@ class Detail:
     percentiles: tuple[str, ...] = ()  # as the client spelled them
     histograms: bool = False
     live: bool = False
+    since_start: bool = False
 
     @staticmethod
     def parse(query: str) -> Detail:
@@ -48,7 +51,7 @@ class Detail:
         for key, value in parse_qsl(query, keep_blank_values=True):
             if key == "percentiles":
                 found[key] = _percentiles(value)
-            elif key in ("histograms", "live"):
+            elif key in ("histograms", "live", "since_start"):
                 if value.lower() not in ("true", "false", "1", "0"):
                     raise InvalidArgument(
                         f"query parameter '{shown(key)}' must be true or false, got '{shown(value)}'"
@@ -155,6 +158,8 @@ class StatisticsService:
             stat["histograms"] = {
                 stage: histogram.buckets() for stage, histogram in model.counters.histograms().items()
             }
+        if detail.since_start:
+            stat["since_start"] = self._repository.records[model.name].since_start(int(model.version))
         if detail.live:
             stat["live"] = asdict(live(model))
             stat["processes"] = [asdict(process) for process in processes(model)]

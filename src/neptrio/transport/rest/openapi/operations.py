@@ -67,6 +67,7 @@ OF_STATISTICS = {
     "percentiles": "such as 50,99: adds percentiles of each stage",
     "histograms": "true: adds the histograms",
     "live": "true: adds what is queued and executing now",
+    "since_start": "true: adds the sums over all loads of each version",
 }
 NO_BODY: dict[str, str] = {}
 
