@@ -72,4 +72,4 @@ cdef class ModelCounters:
                       int64_t output_start, int64_t end) except -1
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1
     cdef int summarize(self, str stage, int64_t ns, int64_t now) except -1
-    cpdef cache_missed(self, InferRequest request)
+    cpdef cache_missed(self, InferRequest request, bint succeeded=*)

@@ -14,7 +14,8 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
     counts 2 when it fails.
  5. A decoupled request that ended with an error response has failed, and so has one that was cancelled before its
     final response without contents.
- 6. A cache miss adds the time of lookup and insertion to success.ns, and nothing to success.count.
+ 6. A cache miss counts whatever became of the answer. Of a request that succeeded it adds the time of lookup and insertion
+    to success.ns, and nothing to success.count.
  7. Microseconds (for the metrics) are rounded down for each event.
  8. Negative durations count as zero.
  9. Whatever changes what the statistics extension shows adds to `changes` or sets another `memory_usage`, so a text
@@ -263,7 +264,9 @@ cdef class ModelCounters:
             add(&c.compute_infer, produced - start)
             if response.outputs and now > produced:
                 add(&c.compute_output, now - produced)
-            add(&c.fail, now - start)
+                add(&c.fail, now - start)
+            else:  # the sum of inference and output, of which there is none
+                add(&c.fail, produced - start)
         elif response.null or not response.outputs:
             add(&c.compute_infer, now - start)
             add(&c.empty_response, now - start)
@@ -314,20 +317,20 @@ cdef class ModelCounters:
             c.many[batch_size] = c.many.get(batch_size, 0) + 1
         return 0
 
-    cpdef cache_missed(self, InferRequest request):
-        """Adds a cache miss of a request that has succeeded, from its timestamps of lookup and insertion.
+    cpdef cache_missed(self, InferRequest request, bint succeeded=True):
+        """Adds a cache miss, from the request's timestamps of lookup and insertion, which may have no insertion.
 
-        To be called once, after the response was inserted; not if the cache had it already by then, and not for a
-        response that was not offered to the cache.
+        To be called once, when the request has its answer and that was inserted, where it was.
         """
         cdef int64_t[16] s = request.timestamps
         cdef int64_t ns = (s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]
                            + s[<int>CACHE_INSERT_END] - s[<int>CACHE_INSERT_START])
         self.changes += 1
         add(&self.cache_miss, ns)
-        more(&self.success, ns)
+        if succeeded:
+            more(&self.success, ns)
         if self.summaries is not None:
-            self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
+            self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END] or s[<int>CACHE_LOOKUP_END])
 
     def accounts(self) -> dict:
         # type: () -> dict[str, int]

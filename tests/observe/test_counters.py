@@ -230,12 +230,24 @@ def test_a_decoupled_request_that_ends_in_an_error_has_failed() -> None:
     complete(request, InferResponse(None, TritonError("x", Code.INTERNAL, Reason.BACKEND)), False)
     complete(request, flags(), True)
     assert counts(model) == {"fail": 1} and model.counters.failures["BACKEND"] == 1
-    assert stats(model)["response_stats"]["1"]["fail"]["count"] == 1
+    entry = stats(model)["response_stats"]["1"]
+    assert entry["fail"]["count"] == 1
+    assert entry["fail"]["ns"] == entry["compute_infer"]["ns"] + entry["compute_output"]["ns"]
     recovered = make_request(model, **EXECUTED)
     complete(recovered, InferResponse(None, TritonError("x")), False)
     complete(recovered, out(), False)
     complete(recovered, flags(), True)
     assert counts(model)["success"] == 1
+
+
+def test_an_error_response_that_waited_has_the_time_of_its_inference() -> None:
+    model = make_model(decoupled=True)
+    request = make_request(model, **EXECUTED)
+    failed = InferResponse(None, TritonError("x", Code.INTERNAL, Reason.BACKEND))
+    failed.produced_ns = request.timestamp(Timestamp.COMPUTE_INPUT_END) + 7
+    complete(request, failed, False)
+    entry = stats(model)["response_stats"]["0"]
+    assert (entry["compute_infer"]["ns"], entry["compute_output"]["ns"], entry["fail"]["ns"]) == (7, 0, 7)
 
 
 def test_a_cancelled_decoupled_request() -> None:

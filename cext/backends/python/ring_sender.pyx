@@ -17,7 +17,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport WorkItem
-from neptrio.request.infer_request cimport DT_BYTES, InferRequest, InferResponse, RequestedOutput, Tensor, element_size
+from neptrio.request.infer_request cimport DT_BYTES, InferRequest, InferResponse, RequestedOutput, Tensor, element_size, now_ns
 from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.kinds cimport *
 from neptrio.rings.message cimport pack_head
@@ -135,12 +135,14 @@ cdef class RingSender:
         return 0
 
     cdef int pushed(self, const Entry* entry) except -1:
-        """Notes where a batch's descriptor lies."""
+        """Notes where a batch's descriptor lies, and when it had been copied."""
         cdef Under under
         if entry.kind == BATCH:
             under = self.batches.get(entry.id)
             if under is not None:
                 under.place = self.work.own
+                # for requests that are answered before the process has said when it had its inputs
+                under.batch.input_end = now_ns()
         return 0
 
     cdef int post(self, bint work_ring, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:

@@ -2,7 +2,8 @@
 
 Rules:
  1. A hit is answered before the model's scheduler sees it, and touches none of the compute statistics.
- 2. A response is stored in the cache once, when it is final, not an error and not cancelled.
+ 2. A response is stored in the cache once, when it is final, not an error and not cancelled. A request that the cache had
+    no answer for is a miss, whether or not its own could be stored; a follower is a miss only where it is executed.
  3. With preserve_ordering, hits and followers also keep the order of arrival.
  4. With coalescing, a request that equals one in flight follows it: it gets a copy of the answer, or is
     executed itself when that one failed or was cancelled. A follower that is cancelled is answered as
@@ -129,9 +130,10 @@ class CachingScheduler(Scheduler):
             request.stamp(INSERT_END)
             if inserted:
                 self.cache.spent(0, request.timestamp(INSERT_END) - request.timestamp(INSERT_START))
-                self._model.counters.cache_missed(request)
+            self._model.counters.cache_missed(request)
             self._release(key, response)
         else:
+            self._model.counters.cache_missed(request, response.error is None and not request.cancelled)
             self._release(key, None)
 
     def _release(self, key: bytes, response: InferResponse | None) -> None:
@@ -153,6 +155,7 @@ class CachingScheduler(Scheduler):
                 follower.cache_hit = True
                 complete(follower, InferResponse([t for t in outputs if t.name in wanted]), True)
                 continue
+            self._model.counters.cache_missed(follower, False)
             try:
                 self.inner.enqueue(follower)
             except TritonError as error:
