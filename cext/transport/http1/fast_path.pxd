@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport KnownHead
+from neptrio.transport.http1.states cimport Event, State
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
 from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, Owner, Responder
@@ -25,6 +26,7 @@ cdef class FastPathExchange(ExchangeCore):
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
 cdef class Http1FastPath(RequestHead):
+    cdef readonly State state
     cdef readonly object wire        # transport.wire.Wire
     cdef readonly object sock  # type: socket.socket
     cdef object secure               # transport.secure_socket.SecureSocket; None: there is no TLS
@@ -47,9 +49,7 @@ cdef class Http1FastPath(RequestHead):
     cdef int64_t known_generation    # of the owner, when it was accepted
     cdef public int paused           # jobs of worker threads for this connection: further requests must wait
     cdef public bint fast_path            # plain infer requests may bypass the parser
-    cdef public bint closing
     cdef public bint draining        # the next answer is the last
-    cdef public bint ended           # the peer has closed its sending side
     cdef public object exchanges     # deque, oldest first  # type: deque[ExchangeCore]
     cdef public list ready           # bytes to be sent at the next flush
     cdef public Py_ssize_t held      # bytes of the exchanges' bodies
@@ -59,11 +59,13 @@ cdef class Http1FastPath(RequestHead):
     cdef readonly int64_t passed     # how many of these bypassed the parser
     cdef readonly bytes parted       # the head of a plain request and what has come of its body (rule 6)  # type: bytes | None
     cdef bint lacks                  # pass_by() has ended at such a request
+    cdef int parts                   # in so many parts the message has come so far (rule 6); 0: not in parts
     cdef public Py_ssize_t body_received  # bytes of the message under way
     cdef public bytes later          # bytes received that are parsed when there is room, or None  # type: bytes | None
     cdef public object direct        # the buffer of a body that is received without the parser
     cdef public object room          # Event for whoever waits for room, or None  # type: trio.Event | None
     cdef public object idle          # Event for whoever waits for the last answer, or None  # type: trio.Event | None
+    cpdef int happens(self, Event event) except -1
     cpdef advance(self)
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1

@@ -27,6 +27,7 @@ from libc.string cimport memcmp, memcpy
 
 from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
+from neptrio.transport.http1.states cimport Event, State, after
 from neptrio.transport.rest.infer_route cimport route_of
 from neptrio.transport.rest.plain_infer cimport extra_headers, has_extra_headers, print_now, read_plain
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
@@ -196,7 +197,7 @@ cdef class FastPathExchange(ExchangeCore):
     def refuse(self, error, InferRequest request=None):
         # type: (TritonError, ...) -> None
         """Answers with an error."""
-        headers = extra_headers(request) if request is not None else ()
+        headers = extra_headers(request) if request is not None else []
         self.request = None
         self.connection.reply_error(self, error, headers)
         self.complete = True
@@ -224,6 +225,66 @@ cdef class Http1FastPath(RequestHead):
         self.max_body = services.settings.http_max_input_size
         self.since_ns = now_ns()
 
+    cpdef int happens(self, Event event) except -1:
+        """The only way to another state (http1.states)."""
+        self.state = after(self.state, event)
+        return 0
+
+    @property
+    def closing(self) -> bool:
+        """No further request is read."""
+        return self.state >= State.LAST
+
+    @property
+    def ended(self) -> bool:
+        """The peer has closed its side, or the connection is closed."""
+        return self.state == State.ENDED
+
+    # ------------------------------------------------------------ hooks: the rest of the connection
+
+    def over(self):
+        """Ends the connection: everything was sent, or cannot be."""
+        raise NotImplementedError
+
+    def end_of_input(self):
+        """The peer has closed its side."""
+        raise NotImplementedError
+
+    def receive_direct(self):
+        """Receives more of a body past the parser."""
+        raise NotImplementedError
+
+    def feed(self, data):
+        # type: (Buffer) -> None
+        """Parses bytes that the fast path has left."""
+        raise NotImplementedError
+
+    def accepts_host(self, bytes host) -> bool:
+        """Whether this Host is allowed; asked for each that is new on this connection."""
+        raise NotImplementedError
+
+    def who(self, token, str model):
+        # type: (bytes | None, ...) -> tuple[Owner | None, bool]
+        """Who sends an infer request of `model` with this Authorization header; None if it is to be refused. And whether
+        that may be remembered."""
+        raise NotImplementedError
+
+    def reply_error(self, ExchangeCore exchange, error, headers):
+        # type: (..., TritonError, list[tuple[bytes, bytes]]) -> None
+        """Answers an exchange of the fast path with an error."""
+        raise NotImplementedError
+
+    def reply_with(self, ExchangeCore exchange, list extra, bytes text, blobs):
+        # type: (..., list[tuple[bytes, bytes]], ..., list[Any] | None) -> None
+        """Answers an exchange of the fast path, with headers in addition to the usual ones."""
+        raise NotImplementedError
+
+    def encode_later(self, FastPathExchange exchange, InferRequest request, InferResponse response, bint binary_default,
+                     bint selecting):
+        """Has an answer of the fast path printed by a worker. With `selecting` the worker also does what the client asked
+        to be done with the outputs."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------ output
 
     cpdef advance(self):
@@ -240,7 +301,7 @@ cdef class Http1FastPath(RequestHead):
             exchanges.popleft()
             self.held -= first.held
             if not first.keep_alive:
-                self.closing = True
+                self.happens(Event.NO_MORE)
         if not exchanges:
             self.since_ns = now_ns()
             if self.idle is not None:
@@ -264,13 +325,31 @@ cdef class Http1FastPath(RequestHead):
                 self.told = pending
             else:
                 self.told = 0
-        if self.writer.broken or (self.closing and not self.exchanges):
+        if self.writer.broken or (self.state >= State.LAST and not self.exchanges):
             self.over()
 
     cpdef bint has_room(self) except -1:
         """True when another request may be read."""
         cdef Py_ssize_t n = len(self.exchanges)
         return not self.paused and n < MOST_EXCHANGES and (self.held <= self.max_body or n == 0) and not self.writer.congested_now()
+
+    # ------------------------------------------------------------ the parser's callbacks for heads
+
+    def on_message_begin(self):
+        self.clear()
+        self.happens(Event.BEGUN)
+        if self.parts:
+            self.parts = 0  # it began with the first of them
+        else:
+            self.receive_start = now_ns()
+
+    def on_url(self, bytes url):
+        self.count(len(url))
+        self.url = self.url + url if self.url else url
+
+    def on_header(self, bytes name, bytes value):
+        if self.state == State.HEAD:    # not a trailer
+            RequestHead.add(self, name, value)
 
     # ------------------------------------------------------------ input
 
@@ -286,7 +365,7 @@ cdef class Http1FastPath(RequestHead):
     cdef bint take_some(self) except -1:
         cdef ssize_t n
         cdef Py_ssize_t at = 0
-        if self.direct is not None:
+        if self.state == State.DIRECT:
             self.receive_direct()
         else:
             n = receive(self.fd, RECEIVE) if self.secure is None else self.secure.receive()
@@ -294,13 +373,13 @@ cdef class Http1FastPath(RequestHead):
                 if self.parted is not None:
                     self.pass_on(received_bytes()[:n])
                 else:
-                    if self.fast_path and not self.in_message and not self.budget.full:
+                    if self.fast_path and self.state == State.IDLE and not self.budget.full:
                         at = self.pass_by(received_bytes(), n)
                     if at < n and not self.part(received_bytes() + at, n - at):
                         self.feed(received_view()[at:n])
             elif n == 0:
                 self.end_of_input()
-        return self.later is None and not self.closing and not self.ended and self.has_room()
+        return self.later is None and self.state < State.LAST and self.has_room()
 
     def pass_on(self, bytes data not None):
         """Handles bytes that were received elsewhere."""
@@ -308,9 +387,9 @@ cdef class Http1FastPath(RequestHead):
         if self.parted is not None:
             data = self.parted + data
             self.parted = None
-            self.in_message = False
+            self.happens(Event.TAKEN_UP)
         n = PyBytes_GET_SIZE(data)
-        if self.fast_path and not self.in_message and not self.budget.full:
+        if self.fast_path and self.state == State.IDLE and not self.budget.full:
             at = self.pass_by(PyBytes_AS_STRING(data), n)
         if at < n and not self.part(PyBytes_AS_STRING(data) + at, n - at):
             self.feed(data[at:] if at else data)
@@ -326,7 +405,7 @@ cdef class Http1FastPath(RequestHead):
             self.receive_start = now_ns()
         self.parts += 1
         self.parted = p[:n]
-        self.in_message = self.head_complete = True
+        self.happens(Event.KEPT)
         self.body_received = 0
         return True
 
@@ -336,7 +415,7 @@ cdef class Http1FastPath(RequestHead):
         self.lacks = False
         if self.admission.tracer.trace_headers:
             return 0
-        while at < n and not self.closing and len(self.exchanges) < MOST_EXCHANGES:
+        while at < n and self.state < State.LAST and len(self.exchanges) < MOST_EXCHANGES:
             used = self.one(p + at, n - at)
             if used == 0:
                 break
@@ -435,7 +514,7 @@ cdef class Http1FastPath(RequestHead):
         exchange.held = PyBytes_GET_SIZE(body)
         if self.draining:
             exchange.keep_alive = False
-            self.closing = True
+            self.happens(Event.NO_MORE)
         self.held += exchange.held
         self.exchanges.append(exchange)
         self.requests += 1

@@ -6,7 +6,7 @@ the inference service, and its answer is written from the completion. Every othe
 the ASGI app in a task of its own (transport/rest/app_call.py). Infer requests of the plainest form
 do not even meet the parser: cext/transport/http1/fast_path.
 
-How bytes become requests is in transport.http1.input.
+How bytes become requests is in transport.http1.input; the states of a connection are the table of cext/transport/http1/states.
 
 Rules:
  1. Answers are sent in the order of the requests (pipelining): an exchange writes only while it is the oldest; later
@@ -44,6 +44,7 @@ from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
 from neptrio.transport.http1.input import HandOver, Http1Input
+from neptrio.transport.http1.states import Event, State
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.exchange import print_plain
@@ -107,12 +108,13 @@ class Http1Connection(Http1Input):
         self.origins = origins or OriginPolicy()
         self.nursery = wire.nursery
         self._scope = trio.CancelScope()
-        self._refused = False
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
 
     def statistics(self) -> Http1Statistics:
         """What the connection holds now."""
-        return Http1Statistics(len(self.exchanges), self.held, self.writer.pending, bool(self.in_message))
+        return Http1Statistics(
+            len(self.exchanges), self.held, self.writer.pending, State.IDLE < self.state < State.LAST
+        )
 
     def open_requests(self) -> int:
         """How many requests are under way."""
@@ -133,7 +135,7 @@ class Http1Connection(Http1Input):
         keep_alive = keep_alive and version == "1.1" and not self.draining
         exchange = Exchange(self, method, self.url.decode("latin-1"), version, keep_alive)
         if not keep_alive:
-            self.closing = True
+            self.happens(Event.NO_MORE)
         exchange.held = len(body)
         self.held += exchange.held
         self.exchanges.append(exchange)
@@ -189,16 +191,16 @@ class Http1Connection(Http1Input):
         """The server stops: the last answer tells the peer that the connection will be closed."""
         self.draining = True
         if self.exchanges:
-            self.closing = True
+            self.happens(Event.NO_MORE)
             self.exchanges[-1].keep_alive = False
 
     def end_grace(self) -> None:
         """From now on, a request whose head is not complete is not answered any more."""
-        if self.exchanges or self.closing:
+        if self.exchanges:
             return
-        if not self.in_message:
+        if self.state == State.IDLE:
             self.over()
-        elif not self.head_complete:
+        elif self.state == State.HEAD:
             self._refuse(Unavailable(SHUTTING_DOWN))
             self.loop_pass.end()
 
@@ -222,10 +224,10 @@ class Http1Connection(Http1Input):
             return
         if self.exchanges or self.closing:
             return
-        if self.in_message:
+        if self.state != State.IDLE:
             earned = self.body_received * 1_000_000_000 // MIN_BYTES_PER_SECOND
             limit = request_timeout_ns + earned
-            if pressed and not self.head_complete:
+            if pressed and self.state == State.HEAD:
                 limit = min(limit, idle_timeout_ns)
             if now_ns - self.receive_start > limit:
                 self._refuse(TritonError("the request did not arrive in time"), 408)
@@ -245,7 +247,7 @@ class Http1Connection(Http1Input):
             with self._scope:
                 self.pass_on(await self._first_bytes())
                 self.loop_pass.end()
-                while not self.closing and not self.ended:
+                while not self.closing:
                     if not self.has_room():
                         self.room = trio.Event()
                         await self.room.wait()
@@ -266,14 +268,14 @@ class Http1Connection(Http1Input):
         finally:
             if not handed_over:
                 self.direct = None
-                await close(self, linger=self._refused or self.draining)
+                await close(self, linger=self.state == State.REFUSED or self.draining)
                 self.wire.let_go()
             self._parser = None
 
     def pause(self) -> None:
         """A worker does something for this connection: until resume() no request is looked at."""
         self.paused += 1
-        if self.watching is None and not self.closing and not self.ended:
+        if self.watching is None and not self.closing:
             self.watching = trio.CancelScope()
             self.nursery.start_soon(self._notice_end, self.watching)
 
@@ -320,8 +322,7 @@ class Http1Connection(Http1Input):
             return  # the last request was seen already, so what follows it does not matter
         exchange = Exchange(self, "", "", "1.1", False)
         self.exchanges.append(exchange)
-        self.closing = self._refused = True
-        self.in_message = False
+        self.happens(Event.REFUSAL)
         self.direct = None
         exchange.refuse(error, status, headers)
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neptrio.transport.http1.states import Event
+
 if TYPE_CHECKING:
     from neptrio.transport.http1.connection import Http1Connection
 
@@ -54,7 +56,7 @@ async def close(connection: Http1Connection, linger: bool) -> None:
         await _alone(connection)
         if linger and not connection.ended and not connection.writer.broken:
             await connection.wire.end(LINGER_SECONDS if connection.draining else CLOSE_SECONDS)
-    connection.ended = True
+    connection.happens(Event.INPUT_ENDED)
     connection.wire.close()
 
 

@@ -23,6 +23,7 @@ import httptools
 import numpy as np
 
 from neptrio.codec.compression import too_large
+from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, Unavailable
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
@@ -33,6 +34,7 @@ from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
+from neptrio.transport.http1.states import Event, State
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app_call import App, AppCalls
@@ -72,9 +74,6 @@ class HandOver(Exception):
 class Http1Input(Http1FastPath):
     """Reads and parses; the connection, which inherits from it, handles what is complete and what is refused."""
 
-    expect: bytes | None  # b"wanted" while a 100 Continue is due
-    closing: bool
-    ended: bool
     direct: Any
     later: bytes | None
     writer: SocketWriter
@@ -108,6 +107,7 @@ class Http1Input(Http1FastPath):
         self._direct_at = 0
         self._direct_request = ("", "", False)
         self._head_seen = 0
+        self._continue_due = False  # the client waits for a 100 before it sends the body
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
 
     def _new_parser(self) -> Any:
@@ -128,10 +128,10 @@ class Http1Input(Http1FastPath):
     # ------------------------------------------------------------ parser callbacks
 
     def on_headers_complete(self) -> None:
-        self.head_complete = True
+        self.happens(Event.HEAD_READ)
         self._body = b""
         self.body_received = 0
-        problem = host_problem(self.host, self.hosts, self._parser.get_http_version())
+        problem = host_problem(self.get(b"host"), self.hosts, self._parser.get_http_version())
         if problem is not None:
             raise Refusal(problem)
         if self._turned_away:
@@ -149,14 +149,8 @@ class Http1Input(Http1FastPath):
         if self.content_length > DIRECT_BYTES:
             self._let_in = self.content_length
             self._take(self.content_length)
-        expect = self.expect
-        self.expect = None
-        if (
-            expect is not None
-            and expect.lower() == b"100-continue"
-            and self._parser.get_http_version() != "1.0"
-        ):
-            self.expect = b"wanted"
+        expect = self.get(b"expect") or b""
+        self._continue_due = expect.lower() == b"100-continue" and self._parser.get_http_version() != "1.0"
 
     def _only_chunked(self) -> None:
         """Refuses other encodings (rule 2): beside a Content-Length the parser would use the length for them, and without
@@ -188,7 +182,7 @@ class Http1Input(Http1FastPath):
             raise Refusal(error) from None
 
     def on_body(self, data: bytes) -> None:
-        self.expect = None
+        self._continue_due = False
         self.body_received += len(data)
         while self.body_received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
@@ -206,7 +200,7 @@ class Http1Input(Http1FastPath):
     def on_message_complete(self) -> None:
         if self._offered:
             return
-        self.in_message = False
+        self.happens(Event.WHOLE)
         body, self._body = self._body, b""
         parser = self._parser
         keep_alive = parser.should_keep_alive() and not (self.chunked and self.content_length >= 0)
@@ -220,7 +214,7 @@ class Http1Input(Http1FastPath):
         while True:
             n = await self.wire.receive_some()
             if n == 0:
-                self.ended = True
+                self.end_of_input()
                 return b""
             first += bytes(received_view()[:n])
             if first.startswith(PREFACE):
@@ -241,12 +235,12 @@ class Http1Input(Http1FastPath):
         if at == length:
             method, version, keep_alive = self._direct_request
             self.direct = None
-            self.in_message = False
+            self.happens(Event.WHOLE)
             self._parser = self._new_parser()
             self._request(method, version, keep_alive, buffer)
 
     def end_of_input(self) -> None:
-        self.ended = True
+        self.happens(Event.INPUT_ENDED)
         for exchange in list(self.exchanges):
             exchange.disconnect(self.services)
 
@@ -270,7 +264,7 @@ class Http1Input(Http1FastPath):
         left = len(data) - at
         if left <= FEW_BYTES:
             return left
-        if not self.in_message or not self.head_complete:
+        if self.state != State.BODY:
             end = bytes(data[at : at + PIECE_BYTES]).find(b"\r\n\r\n")
             return end + 4 if end >= 0 else min(left, PIECE_BYTES)
         if self.chunked:
@@ -282,7 +276,7 @@ class Http1Input(Http1FastPath):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._parser.get_method() == b"CONNECT":
-                self.closing = True
+                self.happens(Event.NO_MORE)
             else:
                 self._parse_without_offer(data[upgrade.args[0] :])
             return
@@ -311,21 +305,20 @@ class Http1Input(Http1FastPath):
 
     def _parsed(self, size: int) -> None:
         """Checks the current message after `size` received bytes were parsed."""
-        if not self.in_message:
-            self._head_seen = 0
-            return
-        if not self.head_complete:
+        if self.state == State.HEAD:
             # the parser calls nothing back for a header that does not end
             self._head_seen += size
             if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
                 self._head_too_large()
             return
         self._head_seen = 0
-        if self.expect == b"wanted":
-            self.expect = None
+        if self.state != State.BODY:
+            return
+        if self._continue_due:
+            self._continue_due = False
             if not self.exchanges:
                 self.writer.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
-        if not self.chunked and self.content_length - self.body_received > DIRECT_BYTES and not self.closing:
+        if not self.chunked and self.content_length - self.body_received > DIRECT_BYTES:
             self._begin_direct()
 
     def _parser_refused(self, cause: BaseException) -> None:
@@ -361,18 +354,20 @@ class Http1Input(Http1FastPath):
             part[:] = np.frombuffer(self._body, np.uint8, len(part), self._direct_at)
             self._direct_at += len(part)
         self._body = b""
+        self.happens(Event.PAST_PARSER)
 
     def _split_body(self, method: str) -> SplitBody | None:
         """Buffers for an infer request with binary tensors whose model has memory for them; None for any other."""
+        header_length = self.get(HEADER_LENGTH)
         if (
-            self.header_length is None
-            or self.content_encoding is not None
+            header_length is None
+            or self.get(b"content-encoding") is not None
             or self.policy is not None  # which looks at the request when it is complete
             or self.only_app
         ):
             return None
         route = routes.match(method, self.url.decode("latin-1"))
-        text = leading_int(self.header_length)
+        text = leading_int(header_length)
         if route is None or route.verb != "infer" or not route.allowed or not 0 <= text < self.content_length:
             return None
         source = self.services.admission.body_source(route.model, route.version)

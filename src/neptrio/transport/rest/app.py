@@ -281,7 +281,7 @@ class RestApp:
     async def _infer(
         self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: Forwarded | None
     ) -> Answer:
-        infer = HttpInfer.from_headers(self._services, route, scope["headers"])
+        infer = HttpInfer(self._services, route, scope["headers"])
         infer.forwarded = forwarded
         infer.times = scope[TIMES]
         infer.request.owner = scope.get(CLIENT)

@@ -23,8 +23,6 @@ import trio
 from neptrio.errors import Cancelled, Internal, TritonError, raise_it
 from neptrio.limits import CONTROL_BYTES, body_bytes
 from neptrio.loop.loop_pass_core import LoopPassCore
-from neptrio.observe.propagation import asked
-from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.service import Services
 from neptrio.service.audit import REFUSED
@@ -218,27 +216,18 @@ class HttpExchange(Responder):
         try:
             origins = connection.origins
             if origins.cors:
-                self.extra = origins.answer_headers(head.origin)
-            raise_it(origins.problem(self.method, head.host, head.origin, head.fetch_site))
+                self.extra = origins.answer_headers(head.get(b"origin"))
+            origin, site = head.get(b"origin"), head.get(b"sec-fetch-site")
+            raise_it(origins.problem(self.method, head.get(b"host"), origin, site))
             owner = forwarded = None
             if policy is not None:
                 owner = policy.check("infer", head.headers, route.model, certificate=certificate)
                 forwarded = policy.forwarded(head.headers)
-            infer = HttpInfer(
-                connection.services,
-                route,
-                head.header_length,
-                head.content_encoding,
-                head.accept_encoding,
-            )
+            infer = HttpInfer(connection.services, route, head.headers, head.get)
             infer.request.owner = owner
             infer.forwarded = forwarded
             self.infer = infer
             infer.whose = connection
-            if connection.services.admission.tracer.trace_headers:
-                infer.request.asked = asked(head.headers)
-            if head.timing is not None:
-                infer.request.timing = wish(head.timing)
             plain = infer.plain(body)
             if plain is None or infer.is_large(plain):
                 self._working = trio.CancelScope()

@@ -64,7 +64,7 @@ class Http2Exchange(HttpExchange):
         self._moved: trio.Event | None = None
         self.head = head = RequestHead()
         head.head_limit = MAX_HEAD_BYTES
-        head.on_message_begin()
+        head.clear()
         method = path = ""
         authority = None
         for name, value in stream.headers():
@@ -75,9 +75,9 @@ class Http2Exchange(HttpExchange):
             elif name == b":authority":
                 authority = value
             elif not name.startswith(b":"):
-                head.on_header(name, value)
-        if authority is not None and head.host != authority:
-            head.on_header(b"host", authority)
+                head.add(name, value)
+        if authority is not None and head.get(b"host") != authority:
+            head.add(b"host", authority)
         head.receive_start = stream.began_ns
         super().__init__(connection, method, path, "2")
 
@@ -232,7 +232,7 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
             return
         stream.exchange = exchange
         head = exchange.head
-        problem = host_problem(head.host, head.hosts, "2")
+        problem = host_problem(head.get(b"host"), head.hosts, "2")
         if problem is not None:
             exchange.refuse(problem)
             return

@@ -125,12 +125,14 @@ class HttpInfer:
         self,
         services: Services,
         route: Route,
-        header_length: bytes | None,
-        content_encoding: bytes | None,
-        accept_encoding: bytes | None,
-        one_response: str | None = HTTP_ONE_RESPONSE,
+        headers: Headers,
+        get: Callable[[bytes], bytes | None] | None = None,
+        stream: bool = False,
     ) -> None:
-        """`one_response` refuses a decoupled model, None: any number of responses can be carried."""
+        """`get` finds one of the headers by its name in lower case; without it all are in lower case, as ASGI has them.
+        `stream`: any number of responses can be carried, each as it is; else a decoupled model is refused."""
+        if get is None:
+            get = dict(headers).get
         self._services = services
         self.forwarded: Forwarded | None = None  # headers that become parameters of the request
         self.times: CallTimes | None = None  # of the call of the app that this is, if it is one
@@ -139,34 +141,22 @@ class HttpInfer:
         self.whose: object = self.request
         self.request.model_name = route.model
         self.request.model_version = route.version
-        services.admission.find(self.request, one_response)
+        services.admission.find(self.request, None if stream else HTTP_ONE_RESPONSE)
+        if services.admission.tracer.trace_headers:
+            self.request.asked = asked(headers)
+        timing = get(TIMING)
+        if timing is not None:
+            self.request.timing = wish(timing)
         self._binary_default = False
-        self._header_length = header_length
-        self._content_encoding = content_encoding
+        self._header_length = get(HEADER_LENGTH)
+        self._content_encoding = get(b"content-encoding")
         self._inflater: Inflater | None = None
         self._selecting = False  # encode_later() chooses and classifies outputs too
         self._kept = 0  # bytes that its tensors hold of the server's budget
         self._worked_on = False  # a worker decodes it
         self.inflated = 0  # bytes that this request has counted in the server's budget
         self.encoding = ""
-        self._accept = accept_encoding
-
-    @classmethod
-    def from_headers(cls, services: Services, route: Route, headers: Headers) -> HttpInfer:
-        """Made from ASGI headers, whose names are lower-case."""
-        found = dict(headers)
-        made = cls(
-            services,
-            route,
-            found.get(HEADER_LENGTH),
-            found.get(b"content-encoding"),
-            found.get(b"accept-encoding"),
-        )
-        if services.admission.tracer.trace_headers:
-            made.request.asked = asked(headers)
-        if TIMING in found:
-            made.request.timing = wish(found[TIMING])
-        return made
+        self._accept = None if stream else get(b"accept-encoding")
 
     def plain(self, body: Any) -> Any:
         """The body without compression; None if inflating it takes long, so that inflate_later() must do it.

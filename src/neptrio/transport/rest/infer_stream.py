@@ -20,11 +20,8 @@ from base64 import b64encode
 from collections import deque
 from typing import Any
 
-from neptrio.codec.http_json import HEADER_LENGTH, dump_json, load_json
+from neptrio.codec.http_json import dump_json, load_json
 from neptrio.errors import Internal
-from neptrio.observe.propagation import asked
-from neptrio.observe.timing import HEADER as TIMING
-from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
@@ -73,20 +70,13 @@ class HttpInferStream:
         times: CallTimes,
     ) -> None:
         """Raises TritonError for a model that does not serve."""
-        found = dict(headers)
         self._services = services
-        self._infer = HttpInfer(
-            services, route, found.get(HEADER_LENGTH), found.get(b"content-encoding"), None, one_response=None
-        )
+        self._infer = HttpInfer(services, route, headers, stream=True)
         self._infer.forwarded = forwarded
         self._infer.times = self._times = times
         self.request = self._infer.request
-        if services.admission.tracer.trace_headers:
-            self.request.asked = asked(headers)
-        if TIMING in found:
-            self.request.timing = wish(found[TIMING])
         self._boundary = b""
-        if MULTIPART in found.get(b"accept", b"").lower():
+        if MULTIPART in dict(headers).get(b"accept", b"").lower():
             self._boundary = secrets.token_hex(16).encode()
 
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
