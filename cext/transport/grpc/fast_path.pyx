@@ -58,6 +58,35 @@ cdef class UnaryCore(GrpcStream):
         if connection.admission.tracer.tracing:
             self._began_ns = now_ns()
 
+    # ------------------------------------------------------------ hooks: the rest of the call
+
+    def start_generally(self):
+        """The message is complete, and is not plain: decodes and submits the request."""
+        raise NotImplementedError
+
+    def answer_generally(self, InferRequest request, InferResponse response):
+        """Sends an answer that is not plain."""
+        raise NotImplementedError
+
+    def answer_later(self, InferRequest request, InferResponse response):
+        """Sends an answer whose outputs a worker classifies."""
+        raise NotImplementedError
+
+    def give_back(self):
+        """Returns the bytes of the inflated and decoded message to the server's budgets."""
+        raise NotImplementedError
+
+    def stop_clock(self):
+        """Cancels the timer of the deadline."""
+        raise NotImplementedError
+
+    def _fail(self, error):
+        # type: (TritonError) -> None
+        """Ends the call with an error."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ input
+
     def on_message(self, message, bint compressed):
         if self._message is not None:
             self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))

@@ -47,6 +47,29 @@ cdef class Http2Core:
         self.totals = Totals()      # a connection has its server's
         self.received_at = now_ns()
 
+    # ------------------------------------------------------------ hooks: the rest of the connection
+
+    def close(self):
+        """Ends the connection now."""
+        raise NotImplementedError
+
+    def finish_drain(self):
+        """The client has seen the first GOAWAY of a drain: sends the second."""
+        raise NotImplementedError
+
+    def park(self, Stream stream):
+        """Keeps a complete request back until the client has read some of its answers."""
+        raise NotImplementedError
+
+    def unpark(self):
+        """Starts what was parked, as far as there is room."""
+        raise NotImplementedError
+
+    def shed(self):
+        """Called when incomplete requests of all connections hold too many bytes."""
+
+    # ------------------------------------------------------------ input
+
     def take(self):
         # type: () -> bool
         """Receives what the socket has, within bounds; returns False when nothing more is to be read.
@@ -123,6 +146,8 @@ cdef class Http2Core:
         self.loop_pass.want_flush(self)
         if session.dead and session.failure is not None:
             log.debug("connection from %s ended: %s", self.wire.client, session.failure)
+
+    # ------------------------------------------------------------ output
 
     cpdef want_flush(self):
         """There is output: has it sent at the end of the loop pass."""

@@ -60,6 +60,29 @@ _responder.protocol = HTTP_PROTOCOL
 cdef class RestHttp2Core(Http2Core):
     """The part of a connection through which every request passes."""
 
+    # ------------------------------------------------------------ hooks: the rest of the connection
+
+    def accepts_host(self, bytes host) -> bool:
+        """Whether this host is allowed; asked for each that is new on this connection."""
+        raise NotImplementedError
+
+    def begin_exchange(self, RestStream stream):
+        """Makes an exchange of a stream, and refuses it at once where its head says why."""
+        raise NotImplementedError
+
+    def reply_error(self, RestStream stream, error, list headers=[], int status=0):
+        # type: (..., TritonError, list[tuple[bytes, bytes]], ...) -> None
+        """Answers a request that has no exchange with an error."""
+        raise NotImplementedError
+
+    def encode_later(self, RestStream stream, InferRequest request, InferResponse response, bint binary_default,
+                     bint selecting):
+        """Has a plain request's answer printed by a worker. With `selecting` the worker also does what the client asked to
+        be done with the outputs."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ streams
+
     cdef bint takes_host(self, bytes host) except -1:
         if self.known_host is not None and self.known_host == host:
             return True
@@ -243,6 +266,6 @@ cdef class RestStream(BodyStream):
     def refuse(self, error, InferRequest request=None):
         # type: (TritonError, ...) -> None
         """Answers a plain request with an error."""
-        headers = extra_headers(request) if request is not None else ()
+        headers = extra_headers(request) if request is not None else []
         self.served(self.serving)
         self.connection.reply_error(self, error, headers)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("neptrio.grpc")
 
 
-class UnaryInfer(UnaryCore, Call):
+class UnaryInfer(Call, UnaryCore):
     """A ModelInfer call, where the fast path of UnaryCore does not apply."""
 
     _connection: GrpcConnection

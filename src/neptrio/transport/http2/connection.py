@@ -126,9 +126,6 @@ class Http2Connection(Http2Core):
         """What a client gets that does not speak HTTP/2."""
         return b""
 
-    def shed(self) -> None:
-        """Called when incomplete requests of all connections hold too many bytes."""
-
     # ------------------------------------------------------------ streams
 
     def now(self) -> int:

@@ -16,6 +16,19 @@ class RestHttp2Core(Http2Core):
     fast_path: bool
     budget: Any
     max_body: int
+    def accepts_host(self, host: bytes) -> bool: ...
+    def begin_exchange(self, stream: RestStream) -> None: ...
+    def reply_error(
+        self, stream: RestStream, error: TritonError, headers: list[tuple[bytes, bytes]] = [], status: int = 0
+    ) -> None: ...
+    def encode_later(
+        self,
+        stream: RestStream,
+        request: InferRequest,
+        response: InferResponse,
+        binary_default: bool,
+        selecting: bool,
+    ) -> None: ...
     def open_stream(
         self, session: Http2Session, stream_id: int, path: bytes, headers: Headers
     ) -> RestStream: ...
