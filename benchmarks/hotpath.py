@@ -121,7 +121,7 @@ async def http(
 ) -> None:
     """`count` requests over a lean HTTP/1.1 connection, which asks for `token` if there is one."""
     from neptrio.transport.http1.connection import Http1Connection
-    from neptrio.transport.rest.app_call import AppCalls
+    from neptrio.transport.rest.port import Port
     from neptrio.transport.wire import Wire
 
     ours, theirs = socket.socketpair()
@@ -134,7 +134,7 @@ async def http(
         policy = _policy(server, token)
     services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
     wire = Wire(ours, nursery, services.loop)
-    connection = Http1Connection(wire, services, app, AppCalls(), policy)
+    connection = Http1Connection(wire, Port(services, app, policy))
     with meter:
         for _ in range(count):
             connection.pass_on(request)

@@ -35,7 +35,7 @@ repository
 service console
 transport
 transport.tls transport.header_policy transport.host transport.origin_policy
-transport.accept transport.admin_only transport.unix_socket
+transport.accept transport.admin_only transport.connection transport.handshakes transport.unix_socket
 transport.http2
 transport.grpc
 transport.rest

@@ -39,7 +39,7 @@ from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderForward
 from neptrio.transport.http1.connection import Http1Connection
-from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 from tests.fuzz.printing import printing
 
@@ -170,7 +170,7 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
         for end in (ours, theirs):
             end.setblocking(False)
         wire = Wire(ours, tasks, services.loop)  # type: ignore[arg-type]
-        connection = Http1Connection(wire, services, None, AppCalls())  # type: ignore[arg-type]
+        connection = Http1Connection(wire, Port(services, None))  # type: ignore[arg-type]
         connection.fast_path = fast_path
         for piece in pieces:
             try:

@@ -1,14 +1,11 @@
 # The compiled part of an HTTP/1.1 connection and its exchanges. Trio thread only.
 from libc.stdint cimport int64_t, uint64_t
 
-from neptrio.execution.admission cimport Admission
+from neptrio.transport.connection cimport Connection
 from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport KnownHead
 from neptrio.transport.http1.states cimport Event, State
-from neptrio.loop.socket_writer_core cimport SocketWriterCore
-from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, Owner, Responder
-from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.service.held_core cimport HeldCore
 
 cdef class ExchangeCore(Responder):
@@ -25,20 +22,11 @@ cdef class FastPathExchange(ExchangeCore):
     cpdef encoded(self, InferRequest request, tuple encoded)
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
-cdef class Http1FastPath(RequestHead):
+cdef class Http1FastPath(Connection):
     cdef readonly State state
-    cdef readonly object wire        # transport.wire.Wire
-    cdef readonly object sock  # type: socket.socket
-    cdef object secure               # transport.secure_socket.SecureSocket; None: there is no TLS
-    cdef readonly SocketWriterCore writer
-    cdef readonly LoopPassCore loop_pass
-    cdef readonly object services  # type: Services
+    cdef readonly RequestHead head   # of the request under way
     cdef HeldCore budget             # in fact a service.held_bytes.HeldBytes
     cdef Py_ssize_t told             # bytes of answers that wait, as the budget was last told; 0 for few
-    cdef int fd
-    cdef Admission admission
-    cdef object shared_memory
-    cdef LargeFiles large_files      # whether requests may name large parts of shared memory
     cdef KnownHead known_head        # the last head, if the one before was the same
     cdef uint64_t head_seen          # the hash of the last head that is not known
     cdef public bytes known_host     # the last Host that was accepted; most clients always send the same  # type: bytes | None

@@ -25,6 +25,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
+from neptrio.transport.connection cimport Connection
 from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
 from neptrio.transport.http1.states cimport Event, State, after
@@ -204,21 +205,13 @@ cdef class FastPathExchange(ExchangeCore):
         self.connection.advance()
 
 
-cdef class Http1FastPath(RequestHead):
+cdef class Http1FastPath(Connection):
     """The part of a connection through which every request passes."""
 
     def __init__(self, wire, services):
         # type: (..., Services) -> None
-        self.wire = wire
-        self.sock = wire.sock
-        self.fd = wire.sock.fileno()
-        self.secure = wire.secure
-        self.writer = wire.writer
-        self.services = services
-        self.loop_pass = services.loop.loop_pass
-        self.admission = services.admission
-        self.shared_memory = services.shared_memory
-        self.large_files = services.shared_memory.large
+        Connection.__init__(self, wire, services)
+        self.head = RequestHead.__new__(RequestHead)
         self.budget = services.held
         self.exchanges = deque()
         self.ready = []
@@ -336,20 +329,19 @@ cdef class Http1FastPath(RequestHead):
     # ------------------------------------------------------------ the parser's callbacks for heads
 
     def on_message_begin(self):
-        self.clear()
+        self.head.clear()
         self.happens(Event.BEGUN)
         if self.parts:
             self.parts = 0  # it began with the first of them
         else:
-            self.receive_start = now_ns()
+            self.head.receive_start = now_ns()
 
     def on_url(self, bytes url):
-        self.count(len(url))
-        self.url = self.url + url if self.url else url
+        self.head.add_url(url)
 
     def on_header(self, bytes name, bytes value):
         if self.state == State.HEAD:    # not a trailer
-            RequestHead.add(self, name, value)
+            self.head.add(name, value)
 
     # ------------------------------------------------------------ input
 
@@ -402,7 +394,7 @@ cdef class Http1FastPath(RequestHead):
         if self.parts + 1 >= MOST_PARTS:
             return False
         if self.parts == 0:
-            self.receive_start = now_ns()
+            self.head.receive_start = now_ns()
         self.parts += 1
         self.parted = p[:n]
         self.happens(Event.KEPT)
@@ -499,7 +491,7 @@ cdef class Http1FastPath(RequestHead):
             return 0
         if self.parts:
             self.parts = 0
-            begun = self.receive_start
+            begun = self.head.receive_start
         else:
             begun = now_ns()
         self.passed += 1

@@ -1,29 +1,16 @@
 # The compiled part of an HTTP/2 connection. Trio thread only.
 from libc.stdint cimport int64_t
 
-from neptrio.execution.admission cimport Admission
-from neptrio.loop.loop_pass_core cimport LoopPassCore
-from neptrio.loop.socket_writer_core cimport SocketWriterCore
-from neptrio.request.file_part cimport LargeFiles
+from neptrio.transport.connection cimport Connection
 from neptrio.transport.http2.stream cimport Account, Totals
 
-cdef class Http2Core:
-    cdef readonly object wire          # transport.wire.Wire
-    cdef readonly object sock  # type: socket.socket
-    cdef object secure                 # transport.secure_socket.SecureSocket; None: there is no TLS
-    cdef readonly object services  # type: Services
-    cdef int fd
+cdef class Http2Core(Connection):
     cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)  # type: Http2Session
     cdef Account account               # the session's, once something was received
-    cdef readonly SocketWriterCore writer
     cdef public object forward         # the header policy if it reads each message's metadata, else None
     cdef public object compression     # level for replies: "none", "low", ...  # type: str
     cdef public object parked          # deque of complete calls that wait until the client has read enough
-    cdef readonly LoopPassCore loop_pass
-    cdef Admission admission
-    cdef object shared_memory
     cdef readonly object source_of     # see message_stream's source_of
-    cdef LargeFiles large_files        # whether requests may name large parts of shared memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
     cdef public Totals totals          # of all connections
     cdef public Py_ssize_t input_limit # most bytes of incomplete requests, over all connections

@@ -8,6 +8,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, receive_at, received_view
 from neptrio.request.infer_request cimport now_ns
+from neptrio.transport.connection cimport Connection
 from neptrio.transport.http2.stream cimport Account, Stream, Totals
 
 import logging
@@ -26,21 +27,12 @@ cdef enum:
     BEHIND = 16 << 10          # most bytes received behind those: the next frame's head, small requests
 
 
-cdef class Http2Core:
+cdef class Http2Core(Connection):
     """The part of a connection through which all bytes pass."""
 
     def __init__(self, wire, services):
         # type: (..., Services) -> None
-        self.wire = wire
-        self.sock = wire.sock
-        self.fd = wire.sock.fileno()
-        self.secure = wire.secure
-        self.writer = wire.writer
-        self.services = services
-        self.loop_pass = services.loop.loop_pass
-        self.admission = services.admission
-        self.shared_memory = services.shared_memory
-        self.large_files = services.shared_memory.large
+        Connection.__init__(self, wire, services)
         self.source_of = services.admission.body_source
         self.compression = services.settings.grpc_infer_response_compression_level
         self.parked = deque()

@@ -4,8 +4,12 @@ HTTP/1.1 fills it from its parser's callbacks, HTTP/2 from a stream's headers. I
 more than the parsing.
 """
 
+from neptrio.limits import MAX_HEAD_BYTES
+
 cdef enum:
     COST = 64    # bytes that keeping a header takes beside its text
+
+cdef int64_t MOST_BYTES = MAX_HEAD_BYTES
 
 # those that are kept by name
 cdef frozenset _READ = frozenset((
@@ -34,8 +38,14 @@ cdef class RequestHead:
 
     cdef int count(self, Py_ssize_t n) except -1:
         self.head_bytes += n
-        if self.head_bytes > self.head_limit:
+        if self.head_bytes > MOST_BYTES:
             raise HeadTooLarge()
+        return 0
+
+    cpdef int add_url(self, bytes part) except -1:
+        """The next part of the URL. Raises HeadTooLarge."""
+        self.count(len(part))
+        self.url = self.url + part if self.url else part
         return 0
 
     cpdef int add(self, bytes name, bytes value) except -1:

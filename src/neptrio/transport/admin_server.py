@@ -35,16 +35,16 @@ from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
+from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import Http1Connection, check_all
-from neptrio.transport.http1.input import HandOver
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.rest.app_call import AppCalls
-from neptrio.transport.tls import HANDSHAKE_S, rest_tls
+from neptrio.transport.rest.port import Port
+from neptrio.transport.tls import rest_tls
 from neptrio.transport.unix_socket import UnixListener, client_name
-from neptrio.transport.wire import Handshakes, Wire
+from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.admin")
 
@@ -66,21 +66,20 @@ class AdminServer:
         self._services = services
         self._metrics = metrics
         self._unix: UnixListener | None = None
-        self._policy = http_policy(settings, services.tokens)
+        policy = http_policy(settings, services.tokens)
         if address.path is not None:
             self._origins = OriginPolicy()
         else:
             self._origins = OriginPolicy((), settings.allowed_host, is_loopback(address.host))
-        self._rest = RestApp(services, self._policy, self._origins, admin=True)
+        self._rest = RestApp(services, policy, self._origins, admin=True)
         self._console: Console | None = None
         if settings.console_at("" if address.path is not None else address.host, admin=True):
             found = None if metrics is None else metrics.metrics
-            self._console = Console(services, self._origins, self._policy, rest_port, found, admin=True)
+            self._console = Console(services, self._origins, policy, rest_port, found, admin=True)
         self._grpc = GrpcServer(services, None)
         # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
         self._tls = None if address.path is not None else rest_tls(settings, ["http/1.1", "h2"])
-        self._handshakes = Handshakes()
-        self._calls = AppCalls()
+        self._handshakes = Handshakes(self._tls, services.loop)
         if address.path is not None:
             self._unix = UnixListener(address.path, settings.admin_socket_mode)
             self.listener = self._unix.sock
@@ -88,6 +87,15 @@ class AdminServer:
             self.listener = listen(address.host, address.port)
         self._acceptor = Acceptor(self.listener, self._start)
         self._places = Places(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        self._port = Port(
+            services,
+            self._app,
+            policy,
+            self._origins,
+            only_app=True,
+            counted=False,
+            on_call=self._places.take,
+        )
         self._nursery: trio.Nursery | None = None
         self._http1: set[Http1Connection] = set()
         self._open = 0
@@ -121,7 +129,7 @@ class AdminServer:
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self._grpc.run)
             self._nursery.start_soon(self._watch)
-            self._nursery.start_soon(self._calls.load)
+            self._nursery.start_soon(self._port.calls.load)
             if self._tls is not None:
                 self._nursery.start_soon(self._tls.watch)
             task_status.started()
@@ -149,15 +157,13 @@ class AdminServer:
 
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
-            secure = None
-            if self._tls is not None:
-                secure = await self._handshakes.make(sock, self._tls.context, HANDSHAKE_S)
-                if secure is None:
-                    return
-            if secure is not None and secure.protocol == "h2":
-                await self._grpc.adopt(sock, address, secure=secure)
+            wire = await self._handshakes.wire(sock, nursery, address)
+            if wire is None:
+                return
+            if wire.secure is not None and wire.secure.protocol == "h2":
+                await self._grpc.adopt(wire)
             else:
-                await self._serve_http1(Wire(sock, nursery, self._services.loop, secure, address))
+                await self._serve_http1(wire)
         except Exception:
             log.exception("an admin connection failed")
         finally:
@@ -167,31 +173,17 @@ class AdminServer:
             self._changed.set()
 
     async def _serve_http1(self, wire: Wire) -> None:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            self._places.take(wire.sock)
-            await self._app(scope, receive, send)
-
-        connection = Http1Connection(
-            wire,
-            self._services,
-            app,
-            self._calls,
-            self._policy,
-            origins=self._origins,
-            only_app=True,
-        )
-        connection.max_body = self._services.settings.http_max_input_size
+        connection = Http1Connection(wire, self._port)
         self._http1.add(connection)
         if self._draining:
             connection.drain()
         try:
-            await connection.run()
-        except HandOver as hand_over:
-            self._http1.discard(connection)
-            if wire.secure is None:
-                await self._grpc.adopt(wire.sock, wire.client, hand_over.data)
+            begun = await connection.run()
         finally:
             self._http1.discard(connection)
+        if begun and wire.secure is None:
+            del connection
+            await self._grpc.adopt(wire, begun)
 
     async def _watch(self) -> None:
         """Checks at an interval which connections have been silent or idle for too long, and ends those."""

@@ -35,14 +35,14 @@ from neptrio.service.auth_config import READ
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
+from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.connection import Http1Connection, check_all
-from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.infer import JSON, error_body
-from neptrio.transport.tls import HANDSHAKE_S, metrics_tls
-from neptrio.transport.wire import Handshakes, Wire
+from neptrio.transport.rest.port import Port
+from neptrio.transport.tls import metrics_tls
+from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -83,15 +83,25 @@ class MetricsServer:
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._connections: set[Http1Connection] = set()
-        self._calls = AppCalls()
         self._tls = metrics_tls(services.settings)
-        self._handshakes = Handshakes()
-        self.policy: HeaderPolicy | None = None
+        self._handshakes = Handshakes(self._tls, services.loop)
+        policy: HeaderPolicy | None = None
         self.console: Console | None = None
         if services.settings.console_at(address):
-            self.policy = http_policy(services.settings, services.tokens)
-            self.console = Console(services.at(address), self._origins, self.policy, rest_port, metrics)
+            policy = http_policy(services.settings, services.tokens)
+            self.console = Console(services.at(address), self._origins, policy, rest_port, metrics)
             services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
+        self._port = Port(
+            services,
+            self._app,
+            policy,
+            self._origins,
+            only_app=True,
+            counted=self.console is not None,
+            max_body=MAX_BODY if self.console is None else 0,
+            body_limit=None if self.console is None else self._body_limit,
+            on_call=self._places.take,
+        )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -104,7 +114,7 @@ class MetricsServer:
 
             nursery.start_soon(self._sample_for_ever)
             nursery.start_soon(self._watch)
-            nursery.start_soon(self._calls.load)
+            nursery.start_soon(self._port.calls.load)
             if self._tls is not None:
                 nursery.start_soon(self._tls.watch)
             task_status.started()
@@ -148,27 +158,18 @@ class MetricsServer:
             now = int(monotonic_ns())
             check_all(self._connections, now, limit, limit)
 
-    def _app(self, sock: socket.socket) -> App:
-        """The ASGI app of one connection."""
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "http":
-                self._places.take(sock)
-                if self.console is not None and self.console.serves(scope["raw_path"]):
-                    await self.console(scope, receive, send)
-                else:
-                    await self.answer(scope, self._origins, send)
-
-        return app
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            if self.console is not None and self.console.serves(scope["raw_path"]):
+                await self.console(scope, receive, send)
+            else:
+                await self.answer(scope, self._origins, send)
 
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
-            secure = None
-            if self._tls is not None:
-                secure = await self._handshakes.make(sock, self._tls.context, HANDSHAKE_S)
-                if secure is None:
-                    return
-            await self._serve_http1(Wire(sock, nursery, self._services.loop, secure, address))
+            wire = await self._handshakes.wire(sock, nursery, address)
+            if wire is not None:
+                await self._serve_http1(wire)
         except Exception:
             log.exception("a metrics connection failed")
         finally:
@@ -176,25 +177,11 @@ class MetricsServer:
             sock.close()
 
     async def _serve_http1(self, wire: Wire) -> None:
-        connection = Http1Connection(
-            wire,
-            self._services,
-            self._app(wire.sock),
-            self._calls,
-            self.policy,
-            origins=self._origins,
-            only_app=True,
-        )
-        connection.max_body = MAX_BODY
-        if self.console is not None:
-            connection.max_body = self._services.settings.http_max_input_size
-            connection.body_limit = self._body_limit
-            connection.counted = True
+        connection = Http1Connection(wire, self._port)
         self._connections.add(connection)
         try:
-            await connection.run()
-        except HandOver:
-            wire.close()
+            if await connection.run():
+                wire.close()
         finally:
             self._connections.discard(connection)
 

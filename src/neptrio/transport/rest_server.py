@@ -30,15 +30,15 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWAY_SECONDS, Places
 from neptrio.transport.accept import Acceptor
+from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
 from neptrio.transport.http1.connection import Http1Connection, check_all
-from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.rest.app_call import AppCalls
 from neptrio.transport.rest.http2_connection import RestHttp2Connection
+from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import HANDSHAKE_S, rest_tls
-from neptrio.transport.wire import Handshakes, Wire
+from neptrio.transport.wire import Wire
 
 if TYPE_CHECKING:
     from neptrio.transport.hypercorn.server import HypercornServer
@@ -66,27 +66,24 @@ class RestServer:
         self._acceptor = Acceptor(listener, self._start, services.connections.turn)
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
-        self._policy = http_policy(settings, services.tokens)
+        policy = http_policy(settings, services.tokens)
         self._host = str(listener.getsockname()[0])
-        self._origins = OriginPolicy(
-            settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host)
-        )
-        self._app = self.make_app(services, self._policy, self._origins)
+        origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host))
+        self._port = Port(services, self.make_app(services, policy, origins), policy, origins)
         self.http1: set[Http1Connection] = set()
         self.http2: set[RestHttp2Connection] = set()
-        self._calls = AppCalls()
-        self._handshakes = Handshakes()
         self._draining = False
         self._changed = trio.Event()
         self._starting = 0  # connections whose task has not begun
         self._tls = rest_tls(settings, ["h2", "http/1.1"])
+        self._handshakes = Handshakes(self._tls, services.loop)
         services.held.add(self._held_bytes)
         self._hypercorn: HypercornServer | None = None
         self._by_hypercorn: set[trio.CancelScope] = set()  # of the connections that it serves
         if not settings.http_lean:
             from neptrio.transport.hypercorn.server import HypercornServer  # importing it takes long
 
-            self._hypercorn = HypercornServer(services, self._app, self._tls, self._policy)
+            self._hypercorn = HypercornServer(services, self._port.app, self._tls, policy)
 
     def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
         """The app that answers every route."""
@@ -104,7 +101,7 @@ class RestServer:
         """Serves until cancelled."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._watch)
-            self._nursery.start_soon(self._calls.load)
+            self._nursery.start_soon(self._port.calls.load)
             if self._tls is not None:
                 self._nursery.start_soon(self._tls.watch)
             task_status.started()
@@ -151,15 +148,11 @@ class RestServer:
                 self._by_hypercorn.discard(scope)
                 sock.close()
                 return
-            secure = None
-            if self._tls is not None:
-                seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
-                secure = await self._handshakes.make(sock, self._tls.context, seconds)
-                if secure is None:
-                    sock.close()
-                    return
-            wire = Wire(sock, nursery, self._services.loop, secure, address)
-            if secure is not None and secure.protocol == "h2":
+            seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
+            wire = await self._handshakes.wire(sock, nursery, address, seconds)
+            if wire is None:
+                sock.close()
+            elif wire.secure is not None and wire.secure.protocol == "h2":
                 await self._serve_http2(wire, turned_away)
             else:
                 await self._serve_http1(wire, turned_away)
@@ -178,30 +171,23 @@ class RestServer:
 
     async def _serve_http1(self, wire: Wire, turned_away: str) -> None:
         """Serves HTTP/1.1, or HTTP/2 without TLS if the client begins with it."""
-        connection = Http1Connection(
-            wire, self._services, self._app, self._calls, self._policy, turned_away, self._origins
-        )
+        connection = Http1Connection(wire, self._port, turned_away)
         limits = self._services.request_limits
         limits.join(wire.client, connection.open_requests)
         self.http1.add(connection)
         if self._draining:
             connection.drain()
-        begun: bytes | None = None
         try:
-            await connection.run()
-        except HandOver as hand_over:
-            begun = hand_over.data
+            begun = await connection.run()
         finally:
             limits.leave(wire.client, connection.open_requests)
             self.http1.discard(connection)
-        if begun is not None:
+        if begun:
             del connection
             await self._serve_http2(wire, turned_away, begun)
 
     async def _serve_http2(self, wire: Wire, turned_away: str, prefix: bytes = b"") -> None:
-        connection = RestHttp2Connection(
-            wire, self._services, self._app, self._calls, self._policy, self._origins, turned_away, prefix
-        )
+        connection = RestHttp2Connection(wire, self._port, turned_away, prefix)
         limits = self._services.request_limits
         limits.join(wire.client, connection.open_requests)
         self.http2.add(connection)

@@ -13,9 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-import logging
 import socket
-import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +27,6 @@ from neptrio.transport.secure_socket import SecureSocket
 
 if TYPE_CHECKING:
     from neptrio.scheduling.base import LoopServices
-
-log = logging.getLogger("neptrio.transport")
 
 
 class Wire:
@@ -145,33 +141,3 @@ class Wire:
         self.writer.let_go()
         if self.secure is not None:
             self.secure.let_go()
-
-
-class Handshakes:
-    """The TLS handshakes of a port that are under way; len() tells how many."""
-
-    def __init__(self) -> None:
-        self._scopes: set[trio.CancelScope] = set()
-
-    def __len__(self) -> int:
-        return len(self._scopes)
-
-    async def make(self, sock: socket.socket, context: ssl.SSLContext, seconds: float) -> SecureSocket | None:
-        """Makes the handshake on a new connection, as the server. None when the client has left, was not let in, took
-        longer than `seconds`, or the port has been told to stop()."""
-        secure = SecureSocket(sock, context)
-        with trio.move_on_after(seconds) as scope:
-            self._scopes.add(scope)
-            try:
-                await secure.handshake()
-                return secure
-            except OSError as error:
-                log.info("a TLS handshake failed: %s", error)
-            finally:
-                self._scopes.discard(scope)
-        return None
-
-    def stop(self) -> None:
-        """Ends them: the port takes no new connection."""
-        for scope in self._scopes:
-            scope.cancel()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http1.connection import Http1Connection
-from neptrio.transport.rest.app_call import AppCalls
+from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
@@ -55,7 +55,7 @@ def connected(
 ) -> Http1Connection:
     services = server.server.services
     wire = Wire(sock, tasks, services.loop)  # type: ignore[arg-type]  # nobody runs its tasks
-    return Http1Connection(wire, services, None, AppCalls(), policy)  # type: ignore[arg-type]  # nor calls the app
+    return Http1Connection(wire, Port(services, None, policy))  # type: ignore[arg-type]  # nor calls the app
 
 
 async def outcome(
@@ -259,12 +259,12 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
             assert (
                 connection.statistics().receiving and connection.held_bytes() == before + HEAD + len(GOOD) - 2
             )
-            began = connection.receive_start
+            began = connection.head.receive_start
             connection.end_grace()
             connection.check(began + 10**9, 10**9, 0)
             assert not connection.closing, "it is waited for"
             connection.pass_on(request()[-2:-1])
-            assert connection.receive_start == began, "it began with its first part"
+            assert connection.head.receive_start == began, "it began with its first part"
             connection.check(began + 10**9 + 1, 10**9, 0)
             assert connection.closing
             assert theirs.recv(1 << 16).startswith(b"HTTP/1.1 408 ")

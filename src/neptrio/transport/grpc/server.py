@@ -46,14 +46,14 @@ from neptrio.service.connections import (
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.grpc.connection import GrpcConnection
 from neptrio.transport.grpc.handlers import HandlerCall, request_class
+from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.connection import ConnectionTimes
 from neptrio.transport.http2.session import Http2Session, OpenStream, session_class
 from neptrio.transport.http2.stream import Totals
-from neptrio.transport.secure_socket import SecureSocket
 from neptrio.transport.tls import HANDSHAKE_S, ServerTls
-from neptrio.transport.wire import Handshakes, Wire
+from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.grpc")
 
@@ -145,7 +145,7 @@ class GrpcServer:
         self._places = Places(PLACES)
         self._connections: set[GrpcConnection] = set()
         self._accepted = 0
-        self._handshakes = Handshakes()
+        self._handshakes = Handshakes(self.tls, services.loop)
         self._draining = False
         self._one_gone: trio.Event | None = None
 
@@ -207,62 +207,49 @@ class GrpcServer:
             self._places.take(sock)
         self._accepted += 1
         if self.tls is None:
-            connection = self._connected(sock, None, address, turned_away)
+            connection = self._connected(
+                Wire(sock, self._nursery, self.services.loop, None, address), turned_away
+            )
             self._nursery.start_soon(self._serve, connection, address, turned_away)
         else:
-            self._nursery.start_soon(self._secure, sock, self.tls, address, turned_away)
+            self._nursery.start_soon(self._secure, sock, self._nursery, address, turned_away)
         return not turned_away
 
-    def _connected(
-        self, sock: socket.socket, secure: SecureSocket | None, address: str, turned_away: str
-    ) -> GrpcConnection:
-        assert self._nursery is not None
-        wire = Wire(sock, self._nursery, self.services.loop, secure, address)
-        connection = GrpcConnection(wire, self, turned_away)
+    def _connected(self, wire: Wire, turned_away: str = "", prefix: bytes = b"") -> GrpcConnection:
+        connection = GrpcConnection(wire, self, turned_away, prefix)
         self._connections.add(connection)
-        self.services.request_limits.join(address, connection.open_requests)
+        if not self.admin:
+            self.services.request_limits.join(wire.client, connection.open_requests)
         if self._draining:
             connection.start_drain()
         return connection
 
-    async def _secure(self, sock: socket.socket, tls: ServerTls, address: str, turned_away: str) -> None:
+    async def _secure(
+        self, sock: socket.socket, nursery: trio.Nursery, address: str, turned_away: str
+    ) -> None:
         """Serves a connection that begins with a TLS handshake."""
-        secure = await self._handshakes.make(
-            sock, tls.context, TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
-        )
-        if secure is not None:
-            connection = self._connected(sock, secure, address, turned_away)
-            await self._serve(connection, address, turned_away)
+        seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
+        wire = await self._handshakes.wire(sock, nursery, address, seconds)
+        if wire is not None:
+            await self._serve(self._connected(wire, turned_away), address, turned_away)
             return
         sock.close()
         self._leave(sock, address, turned_away)
-        if self._one_gone is not None:
-            self._one_gone.set()
+        self._gone()
 
-    async def adopt(
-        self,
-        sock: socket.socket,
-        address: str,
-        prefix: bytes = b"",
-        secure: SecureSocket | None = None,
-    ) -> None:
-        """Serves a connection of the admin listener until it ends; for the arguments see GrpcConnection.
-
-        Raises OSError if the client has left already.
-        """
-        assert self._nursery is not None
-        wire = Wire(sock, self._nursery, self.services.loop, secure, address)
-        connection = GrpcConnection(wire, self, "", prefix)
+    async def adopt(self, wire: Wire, prefix: bytes = b"") -> None:
+        """Serves a connection of the admin listener until it ends. `prefix` was read from it already."""
+        connection = self._connected(wire, "", prefix)
         self._accepted += 1
-        self._connections.add(connection)
-        if self._draining:
-            connection.start_drain()
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
-            if self._one_gone is not None:
-                self._one_gone.set()
+            self._gone()
+
+    def _gone(self) -> None:
+        if self._one_gone is not None:
+            self._one_gone.set()
 
     def _leave(self, sock: socket.socket, address: str, turned_away: str) -> None:
         if turned_away:
@@ -279,8 +266,7 @@ class GrpcServer:
             self._connections.discard(connection)
             self.services.request_limits.leave(address, connection.open_requests)
             self._leave(connection.sock, address, turned_away)
-            if self._one_gone is not None:
-                self._one_gone.set()
+            self._gone()
 
     def shed(self) -> None:
         """Refuses calls with incomplete requests until the rest is within the limit (rule 4)."""

@@ -34,21 +34,18 @@ import trio
 
 from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, Unavailable
-from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
+from neptrio.limits import MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, InferResponse, Owner
-from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
-from neptrio.transport.http1.input import HandOver, Http1Input
+from neptrio.transport.http1.input import PREFACE, Http1Input
 from neptrio.transport.http1.states import Event, State
-from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.exchange import print_plain
 from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
+from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.http1")
@@ -75,37 +72,15 @@ class Http1Connection(Http1Input):
     room: trio.Event | None
     idle: trio.Event | None
 
-    def __init__(
-        self,
-        wire: Wire,
-        services: Services,
-        app: App,
-        app_calls: AppCalls,
-        policy: HeaderPolicy | None = None,
-        turned_away: str = "",
-        origins: OriginPolicy | None = None,
-        only_app: bool = False,
-    ) -> None:
+    def __init__(self, wire: Wire, port: Port, turned_away: str = "") -> None:
         """`turned_away`: why there is no room for this connection; it is answered that; health probes, and control verbs
-        of those who may use them, are answered as usual.
-
-        `only_app`: the app answers every request, whatever its path, and the limits of the REST port on clients and on
-        the bytes of all requests do not hold; for the metrics port and the admin listener.
-        """
-        super().__init__(wire, services, policy, turned_away, only_app)
+        of those who may use them, are answered as usual."""
+        super().__init__(wire, port, turned_away)
         wire.writer.on_drained = self._drained
-        self.app = app
-        self.app_calls = app_calls
-        self.head_limit = MAX_HEAD_BYTES
         # headers that are forwarded or restrict are looked at by the general path, tokens by both
-        limits = services.request_limits
-        self.limits = limits if limits.on and not only_app else None
-        self.asks_who = policy is not None
-        plain = policy is None or policy.infers_by_token_alone()
-        self.fast_path = plain and not turned_away and not only_app and self.limits is None
-        self.client = wire.client
+        self.asks_who = port.policy is not None
+        self.fast_path = port.plain_tokens and not turned_away
         self.draining = bool(turned_away)
-        self.origins = origins or OriginPolicy()
         self.nursery = wire.nursery
         self._scope = trio.CancelScope()
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
@@ -133,13 +108,13 @@ class Http1Connection(Http1Input):
             return
         self.requests += 1
         keep_alive = keep_alive and version == "1.1" and not self.draining
-        exchange = Exchange(self, method, self.url.decode("latin-1"), version, keep_alive)
+        exchange = Exchange(self, method, self.head.url.decode("latin-1"), version, keep_alive)
         if not keep_alive:
             self.happens(Event.NO_MORE)
         exchange.held = len(body)
         self.held += exchange.held
         self.exchanges.append(exchange)
-        exchange.dispatch(self, body)
+        exchange.dispatch(self.head, body)
 
     # ------------------------------------------------------------ output
 
@@ -229,7 +204,7 @@ class Http1Connection(Http1Input):
             limit = request_timeout_ns + earned
             if pressed and self.state == State.HEAD:
                 limit = min(limit, idle_timeout_ns)
-            if now_ns - self.receive_start > limit:
+            if now_ns - self.head.receive_start > limit:
                 self._refuse(TritonError("the request did not arrive in time"), 408)
                 self.loop_pass.end()
         elif self.requests == 0:
@@ -240,12 +215,17 @@ class Http1Connection(Http1Input):
 
     # ------------------------------------------------------------ the connection's task
 
-    async def run(self) -> None:
-        """Serves the connection until either side ends it. Raises HandOver for HTTP/2."""
-        handed_over = False
+    async def run(self) -> bytes:
+        """Serves the connection until either side ends it. If the peer begins with HTTP/2, returns at once what it has sent,
+        for the connection that takes over."""
+        handed_over = b""
         try:
             with self._scope:
-                self.pass_on(await self._first_bytes())
+                first = await self._first_bytes()
+                if first.startswith(PREFACE):
+                    handed_over = first
+                    return first
+                self.pass_on(first)
                 self.loop_pass.end()
                 while not self.closing:
                     if not self.has_room():
@@ -260,9 +240,6 @@ class Http1Connection(Http1Input):
                         continue
                     await self.wire.read(self.take)
                 await last_answers(self)
-        except HandOver:
-            handed_over = True
-            raise
         except (OSError, trio.ClosedResourceError):
             pass
         finally:
@@ -271,6 +248,7 @@ class Http1Connection(Http1Input):
                 await close(self, linger=self.state == State.REFUSED or self.draining)
                 self.wire.let_go()
             self._parser = None
+        return handed_over
 
     def pause(self) -> None:
         """A worker does something for this connection: until resume() no request is looked at."""
@@ -304,17 +282,18 @@ class Http1Connection(Http1Input):
     def who(self, token: bytes | None, model: str) -> tuple[Owner | None, bool]:
         """Who sends an infer request of `model` with this Authorization header; None if it is to be refused. And whether
         that may be remembered: not if requests are counted."""
-        assert self.policy is not None
+        policy = self.port.policy
+        assert policy is not None
         try:
             given = () if token is None else ((b"authorization", token),)
-            account = self.policy.check("infer", given, model, certificate=self.wire.certificate)
+            account = policy.check("infer", given, model, certificate=self.wire.certificate)
         except TritonError:
             return None, False
         return account, account is not None and not account.client.requests_per_second
 
     def accepts_host(self, host: bytes) -> bool:
         """Whether this Host is allowed; the fast path asks for each Host that is new on this connection."""
-        return host_problem(host, 1, "1.1") is None and self.origins.accepts_host(host)
+        return host_problem(host, 1, "1.1") is None and self.port.origins.accepts_host(host)
 
     def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
         """Answers a request that will not be read to its end, and closes the connection after that."""

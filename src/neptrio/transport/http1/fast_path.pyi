@@ -1,5 +1,4 @@
 # The types of cext/transport/http1/fast_path.pyx, which says what everything does; written by tools/make_stubs.py.
-import socket
 from collections import deque
 from typing import Any
 
@@ -7,10 +6,9 @@ import trio
 from typing_extensions import Buffer
 
 from neptrio.errors import TritonError
-from neptrio.loop.loop_pass_core import LoopPassCore
-from neptrio.loop.socket_writer_core import SocketWriterCore
 from neptrio.request.infer_request import InferRequest, InferResponse, Owner, Responder
 from neptrio.service import Services
+from neptrio.transport.connection import Connection
 from neptrio.transport.http1.states import Event, State
 from neptrio.transport.rest.head import RequestHead
 
@@ -32,19 +30,11 @@ class FastPathExchange(ExchangeCore):
     def encoded(self, request: InferRequest, encoded: tuple[bytes, list[Any] | None, int]) -> None: ...
     def refuse(self, error: TritonError, request: InferRequest | None = None) -> None: ...
 
-class Http1FastPath(RequestHead):
+class Http1FastPath(Connection):
     @property
     def state(self) -> State: ...
     @property
-    def wire(self) -> Any: ...
-    @property
-    def sock(self) -> socket.socket: ...
-    @property
-    def writer(self) -> SocketWriterCore: ...
-    @property
-    def loop_pass(self) -> LoopPassCore: ...
-    @property
-    def services(self) -> Services: ...
+    def head(self) -> RequestHead: ...
     known_host: bytes | None
     asks_who: bool
     paused: int

@@ -16,7 +16,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -28,20 +27,16 @@ from neptrio.errors import TritonError, Unavailable
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES, received_view
-from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
-from neptrio.service.request_limits import RequestLimits
-from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
 from neptrio.transport.http1.states import Event, State
-from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.exchange import always_answered, most_body
 from neptrio.transport.rest.head import HeadTooLarge
 from neptrio.transport.rest.infer import Headers, leading_int
+from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.http1")
@@ -63,14 +58,6 @@ class Refusal(Exception):
         self.headers = headers
 
 
-class HandOver(Exception):
-    """The peer speaks HTTP/2: the bytes `data` were read and must be passed to the connection that takes over."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self.data = data
-
-
 class Http1Input(Http1FastPath):
     """Reads and parses; the connection, which inherits from it, handles what is complete and what is refused."""
 
@@ -78,29 +65,15 @@ class Http1Input(Http1FastPath):
     later: bytes | None
     writer: SocketWriter
     wire: Wire
-    app: App
-    app_calls: AppCalls
-    origins: OriginPolicy
-    limits: RequestLimits | None
 
-    def __init__(
-        self,
-        wire: Wire,
-        services: Services,
-        policy: HeaderPolicy | None,
-        turned_away: str,
-        only_app: bool,
-    ) -> None:
+    def __init__(self, wire: Wire, port: Port, turned_away: str) -> None:
+        services = port.services
         super().__init__(wire, services)
-        self.policy = policy
+        self.port = port
+        self.max_body = port.max_body
         self._turned_away = turned_away
-        self.only_app = only_app
         self._held = services.held
         self._let_in = 0  # bytes of the current message that the budget has granted
-        self.body_limit: Callable[[bytes], int] | None = (
-            None  # of a URL's body, where `max_body` is not of all
-        )
-        self.counted = not only_app  # large bodies are taken from the budget of all connections
         self._parser: Any = self._new_parser()
         self._body: Any = b""
         self._most_body = 0
@@ -131,32 +104,32 @@ class Http1Input(Http1FastPath):
         self.happens(Event.HEAD_READ)
         self._body = b""
         self.body_received = 0
-        problem = host_problem(self.get(b"host"), self.hosts, self._parser.get_http_version())
+        problem = host_problem(self.head.get(b"host"), self.head.hosts, self._parser.get_http_version())
         if problem is not None:
             raise Refusal(problem)
         if self._turned_away:
             method = self._parser.get_method().decode("latin-1")
-            route = routes.match(method, self.url.decode("latin-1"))
-            if not always_answered(self, self, method, route):
+            route = routes.match(method, self.head.url.decode("latin-1"))
+            if not always_answered(self, self.head, method, route):
                 raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
-        if self.chunked:
+        if self.head.chunked:
             self._only_chunked()
         self._most_body = most = self._limit_of_body()
-        if self.content_length > most:
+        if self.head.content_length > most:
             raise Refusal(too_large(most, most == self.max_body))
         self._let_in = DIRECT_BYTES
-        if self.content_length > DIRECT_BYTES:
-            self._let_in = self.content_length
-            self._take(self.content_length)
-        expect = self.get(b"expect") or b""
+        if self.head.content_length > DIRECT_BYTES:
+            self._let_in = self.head.content_length
+            self._take(self.head.content_length)
+        expect = self.head.get(b"expect") or b""
         self._continue_due = expect.lower() == b"100-continue" and self._parser.get_http_version() != "1.0"
 
     def _only_chunked(self) -> None:
         """Refuses other encodings (rule 2): beside a Content-Length the parser would use the length for them, and without
         one wait for the end of the connection."""
         given = [
-            value.strip().lower() for name, value in self.headers if name.lower() == b"transfer-encoding"
+            value.strip().lower() for name, value in self.head.headers if name.lower() == b"transfer-encoding"
         ]
         if given != [b"chunked"]:
             text = b", ".join(given).decode("latin-1")
@@ -166,15 +139,16 @@ class Http1Input(Http1FastPath):
 
     def _limit_of_body(self) -> int:
         """Bytes that the body under way may have."""
-        most = self.max_body if self.body_limit is None else self.body_limit(self.url)
-        length = -1 if self.chunked else max(0, self.content_length)
+        limit = self.port.body_limit
+        most = self.max_body if limit is None else limit(self.head.url)
+        length = -1 if self.head.chunked else max(0, self.head.content_length)
         return most_body(
-            most, self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"), length
+            most, self._parser.get_method().decode("latin-1"), self.head.url.decode("latin-1"), length
         )
 
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
-        if not self.counted:
+        if not self.port.counted:
             return
         try:
             self._held.take(size)
@@ -203,13 +177,13 @@ class Http1Input(Http1FastPath):
         self.happens(Event.WHOLE)
         body, self._body = self._body, b""
         parser = self._parser
-        keep_alive = parser.should_keep_alive() and not (self.chunked and self.content_length >= 0)
+        keep_alive = parser.should_keep_alive() and not (self.head.chunked and self.head.content_length >= 0)
         self._request(parser.get_method().decode("latin-1"), parser.get_http_version(), keep_alive, body)
 
     # ------------------------------------------------------------ the socket
 
     async def _first_bytes(self) -> bytes:
-        """Reads the first bytes, which tell HTTP/1 from HTTP/2. Empty when the peer has left."""
+        """Reads the first bytes, which tell HTTP/1 from HTTP/2: of HTTP/2 the whole PREFACE. Empty when the peer has left."""
         first = b""
         while True:
             n = await self.wire.receive_some()
@@ -217,9 +191,7 @@ class Http1Input(Http1FastPath):
                 self.end_of_input()
                 return b""
             first += bytes(received_view()[:n])
-            if first.startswith(PREFACE):
-                raise HandOver(first)
-            if not PREFACE.startswith(first):
+            if first.startswith(PREFACE) or not PREFACE.startswith(first):
                 return first
 
     def receive_direct(self) -> None:
@@ -267,9 +239,9 @@ class Http1Input(Http1FastPath):
         if self.state != State.BODY:
             end = bytes(data[at : at + PIECE_BYTES]).find(b"\r\n\r\n")
             return end + 4 if end >= 0 else min(left, PIECE_BYTES)
-        if self.chunked:
+        if self.head.chunked:
             return min(left, PIECE_BYTES)
-        return min(left, max(self.content_length - self.body_received, 1))
+        return min(left, max(self.head.content_length - self.body_received, 1))
 
     def _parse(self, data: Any) -> None:
         try:
@@ -296,8 +268,8 @@ class Http1Input(Http1FastPath):
         as requests, bytes of a body would be answered.
         """
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
-        lines += [b"%b: %b" % pair for pair in self.headers if pair[0].lower() != b"upgrade"]
+        lines = [b"%b %b HTTP/%b" % (method, self.head.url, version)]
+        lines += [b"%b: %b" % pair for pair in self.head.headers if pair[0].lower() != b"upgrade"]
         self._parser = httptools.HttpRequestParser(self)
         self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
         if len(rest) and not self.closing:
@@ -318,7 +290,7 @@ class Http1Input(Http1FastPath):
             self._continue_due = False
             if not self.exchanges:
                 self.writer.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
-        if not self.chunked and self.content_length - self.body_received > DIRECT_BYTES:
+        if not self.head.chunked and self.head.content_length - self.body_received > DIRECT_BYTES:
             self._begin_direct()
 
     def _parser_refused(self, cause: BaseException) -> None:
@@ -347,7 +319,7 @@ class Http1Input(Http1FastPath):
         self.direct = self._split_body(self._direct_request[0])
         if self.direct is None:
             # numpy does not touch the memory, so pages are used only as the body arrives
-            self.direct = np.empty(self.content_length, np.uint8)
+            self.direct = np.empty(self.head.content_length, np.uint8)
         self._direct_at = 0
         while self._direct_at < self.body_received:
             part = self.direct[self._direct_at : self.body_received]
@@ -358,18 +330,23 @@ class Http1Input(Http1FastPath):
 
     def _split_body(self, method: str) -> SplitBody | None:
         """Buffers for an infer request with binary tensors whose model has memory for them; None for any other."""
-        header_length = self.get(HEADER_LENGTH)
+        header_length = self.head.get(HEADER_LENGTH)
         if (
             header_length is None
-            or self.get(b"content-encoding") is not None
-            or self.policy is not None  # which looks at the request when it is complete
-            or self.only_app
+            or self.head.get(b"content-encoding") is not None
+            or self.port.policy is not None  # which looks at the request when it is complete
+            or self.port.only_app
         ):
             return None
-        route = routes.match(method, self.url.decode("latin-1"))
+        route = routes.match(method, self.head.url.decode("latin-1"))
         text = leading_int(header_length)
-        if route is None or route.verb != "infer" or not route.allowed or not 0 <= text < self.content_length:
+        if (
+            route is None
+            or route.verb != "infer"
+            or not route.allowed
+            or not 0 <= text < self.head.content_length
+        ):
             return None
         source = self.services.admission.body_source(route.model, route.version)
-        memory = None if source is None else source(self.content_length - text)
+        memory = None if source is None else source(self.head.content_length - text)
         return None if memory is None else SplitBody(text, memory)

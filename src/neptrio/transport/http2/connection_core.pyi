@@ -1,31 +1,19 @@
 # The types of cext/transport/http2/connection_core.pyx, which says what everything does; written by tools/make_stubs.py.
-import socket
 from typing import Any
 
 from typing_extensions import Buffer
 
 from neptrio.errors import TritonError
-from neptrio.loop.loop_pass_core import LoopPassCore
-from neptrio.loop.socket_writer_core import SocketWriterCore
 from neptrio.service import Services
+from neptrio.transport.connection import Connection
 from neptrio.transport.http2.session import Http2Session
 from neptrio.transport.http2.stream import Stream, Totals
 
-class Http2Core:
-    @property
-    def wire(self) -> Any: ...
-    @property
-    def sock(self) -> socket.socket: ...
-    @property
-    def services(self) -> Services: ...
+class Http2Core(Connection):
     session: Http2Session
-    @property
-    def writer(self) -> SocketWriterCore: ...
     forward: Any
     compression: str
     parked: Any
-    @property
-    def loop_pass(self) -> LoopPassCore: ...
     @property
     def source_of(self) -> Any: ...
     received_at: int

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hypercorn.protocol.http_stream import HTTPStream
 
     from neptrio.transport.rest.exchange import HttpExchange
+    from neptrio.transport.rest.port import Port
 
 log = logging.getLogger("neptrio.rest")
 
@@ -80,13 +81,13 @@ class AppCalls:
 
     async def run(
         self,
-        app: App,
+        port: Port,
         exchange: HttpExchange,
         raw_headers: list[tuple[bytes, bytes]],
         body: Any,
         received: tuple[int, int],
     ) -> None:
-        """Lets `app` answer `exchange`. `body` is the whole request body; `received`: when the request's first byte came, and
+        """Lets the port's app answer `exchange`. `body` is the whole request body; `received`: when the request's first byte came, and
         when it was whole."""
         if self._hypercorn is None:
             await self.load()
@@ -95,7 +96,7 @@ class AppCalls:
             exchange.connection.loop_pass.end()
             return
         if not exchange.gone or not exchange.unread:
-            await _Call(self._hypercorn, app, exchange, raw_headers, body, received).run()
+            await _Call(self._hypercorn, port, exchange, raw_headers, body, received).run()
 
 
 class _Call:
@@ -104,14 +105,14 @@ class _Call:
     def __init__(
         self,
         hypercorn: Hypercorn,
-        app: App,
+        port: Port,
         exchange: HttpExchange,
         raw_headers: list[tuple[bytes, bytes]],
         body: Any,
         received: tuple[int, int],
     ) -> None:
         self._events = hypercorn.events
-        self._app = app
+        self._port = port
         self._exchange = exchange
         self._raw_headers = raw_headers
         self._body = memoryview(body)
@@ -170,9 +171,9 @@ class _Call:
             await self._stream.handle(request)
             self._scope[RECEIVED] = self._received
             self._scope[CERTIFICATE] = connection.wire.certificate
-            if connection.policy is not None:
+            if self._port.policy is not None:
                 self._scope[RAW_HEADERS] = self._raw_headers
-            await self._app(self._scope, self._receive, self._stream.app_send)
+            await self._port.app(self._scope, self._receive, self._stream.app_send)
         except Exception as error:
             log.exception("%s %s failed", exchange.method, exchange.path)
             if not self._started:

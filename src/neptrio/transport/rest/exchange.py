@@ -26,14 +26,11 @@ from neptrio.loop.loop_pass_core import LoopPassCore
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.service import Services
 from neptrio.service.audit import REFUSED
-from neptrio.service.request_limits import RequestLimits
-from neptrio.transport.header_policy import HeaderPolicy
-from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.head import RequestHead
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body, print_later
+from neptrio.transport.rest.port import Port
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.wire import Wire
 
@@ -52,21 +49,14 @@ class Carrier(Protocol):
     @property
     def wire(self) -> Wire: ...
 
-    app: App
-    app_calls: AppCalls
-    policy: HeaderPolicy | None
-    origins: OriginPolicy
-    only_app: bool  # the app answers every request, and the limits on clients do not hold
-    counted: bool  # the budget of all connections holds for it
-    limits: RequestLimits | None
-    max_body: int
+    port: Port
 
 
 def always_answered(connection: Carrier, head: RequestHead, method: str, route: Route | None) -> bool:
     """Whether a request is answered beyond limits too: a probe, or a control verb of who may use it."""
     if route is None:
         return False
-    policy = connection.policy
+    policy = connection.port.policy
     return route.verb in routes.PROBES or (
         policy is not None
         and policy.controls(route.verb, head.headers, route.model, method, connection.wire.certificate)
@@ -160,14 +150,14 @@ class HttpExchange(Responder):
         """The request is whole: answers it, or has it answered."""
         connection = self.connection
         services = connection.services
-        route = None if connection.only_app else routes.match(self.method, self.path)
-        over = services.held.full and connection.counted
-        if (over or connection.limits is not None) and not always_answered(
-            connection, head, self.method, route
-        ):
+        port: Port = connection.port
+        route = None if port.only_app else routes.match(self.method, self.path)
+        over = services.held.full and port.counted
+        limits = port.limits
+        if (over or limits is not None) and not always_answered(connection, head, self.method, route):
             problem = services.held.problem(0) if over else None
-            if problem is None and connection.limits is not None:
-                problem = connection.limits.problem(self.client, monotonic_ns())
+            if problem is None and limits is not None:
+                problem = limits.problem(self.client, monotonic_ns())
             if problem is not None:
                 self.refuse(problem)
                 return
@@ -181,9 +171,9 @@ class HttpExchange(Responder):
         elif isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
         received = head.receive_start, monotonic_ns()
-        connection.wire.nursery.start_soon(
-            connection.app_calls.run, connection.app, self, head.headers, body, received
-        )
+        if port.on_call is not None:
+            port.on_call(connection.wire.sock)
+        connection.wire.nursery.start_soon(port.calls.run, port, self, head.headers, body, received)
 
     @property
     def disconnected(self) -> trio.Event:
@@ -212,9 +202,9 @@ class HttpExchange(Responder):
         """Submits a complete infer request to admission, or refuses it."""
         connection = self.connection
         certificate = connection.wire.certificate
-        policy = connection.policy
+        policy = connection.port.policy
         try:
-            origins = connection.origins
+            origins = connection.port.origins
             if origins.cors:
                 self.extra = origins.answer_headers(head.get(b"origin"))
             origin, site = head.get(b"origin"), head.get(b"sec-fetch-site")

@@ -27,18 +27,16 @@ from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
-from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
 from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, Nuisance, PingPolicy
 from neptrio.transport.http2.session import Http2Session, session_class
-from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.app_call import App, AppCalls
 from neptrio.transport.rest.exchange import HttpExchange, always_answered, most_body, print_plain
 from neptrio.transport.rest.head import HeadTooLarge, RequestHead
 from neptrio.transport.rest.http2_stream import RestHttp2Core, RestStream
 from neptrio.transport.rest.infer import JSON, Headers, error_body
+from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.rest")
@@ -63,7 +61,6 @@ class Http2Exchange(HttpExchange):
         self._stream = stream
         self._moved: trio.Event | None = None
         self.head = head = RequestHead()
-        head.head_limit = MAX_HEAD_BYTES
         head.clear()
         method = path = ""
         authority = None
@@ -173,33 +170,17 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
     """One HTTP/2 connection of the REST port."""
 
     unread_always = True
-    only_app = False
-    counted = True
 
-    def __init__(
-        self,
-        wire: Wire,
-        services: Services,
-        app: App,
-        app_calls: AppCalls,
-        policy: HeaderPolicy | None = None,
-        origins: OriginPolicy | None = None,
-        turned_away: str = "",
-        prefix: bytes = b"",
-    ) -> None:
+    def __init__(self, wire: Wire, port: Port, turned_away: str = "", prefix: bytes = b"") -> None:
         """`turned_away`: why there is no room for it. `prefix` was read from it already."""
-        settings = services.settings
-        super().__init__(wire, services, ConnectionTimes(), turned_away, prefix)
-        self.app = app
-        self.app_calls = app_calls
-        self.policy = policy
-        self.origins = origins or OriginPolicy()
-        limits = services.request_limits
-        self.limits = limits if limits.on else None
-        self.budget = self.session.account.budget = services.held
-        self.max_body = settings.http_max_input_size
+        super().__init__(wire, port.services, ConnectionTimes(), turned_away, prefix)
+        self.port = port
+        self.budget = self.session.account.budget = port.services.held
+        self.max_body = port.max_body
         self.input_limit = self.output_limit = sys.maxsize
-        self.fast_path = policy is None and not turned_away and self.limits is None and not self.origins.cors
+        self.fast_path = (
+            port.policy is None and port.plain_tokens and not turned_away and not port.origins.cors
+        )
         self._idle_since = self._begun_ns = self.now()
         self._answered_ns = 0  # since when nothing is to be answered, while the server stops
         self._begun = 0  # frames that had begun at the last check
@@ -213,7 +194,7 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
 
     def accepts_host(self, host: bytes) -> bool:
         """Whether this host is allowed; asked for each that is new on this connection."""
-        return host_problem(host, 1, "2") is None and self.origins.accepts_host(host)
+        return host_problem(host, 1, "2") is None and self.port.origins.accepts_host(host)
 
     def begin_exchange(self, stream: RestStream) -> None:
         """Makes an exchange of a stream, and refuses it at once where its head says why."""
