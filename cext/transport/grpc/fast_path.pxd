@@ -11,8 +11,7 @@ cdef class UnaryCore(GrpcStream):
     cdef public object _message        # the complete request message: bytes or a SplitMessage
     cdef public bint _compressed
     cdef public InferRequest _request  # the request while it executes  # type: InferRequest | None
-    cdef public Py_ssize_t _inflated   # bytes that it holds of the inflate budget
-    cdef public Py_ssize_t _kept       # bytes that it holds of the server's budget
+    cdef public object _infer          # the GrpcInfer of a message that is not plain, else None
     cdef public int64_t _began_ns
     cpdef start(self)
     cdef int answer(self, InferRequest request, InferResponse response) except -1

@@ -143,7 +143,7 @@ cdef class UnaryCore(GrpcStream):
         self._request = None
         if self._timer is not None:
             self.stop_clock()
-        if self._inflated or self._kept:
+        if self._infer is not None:
             self.give_back()
         self.served(self.serving)
         if self.ended:

@@ -1,18 +1,19 @@
-"""Decodes large messages, and classifies large outputs, on workers' threads."""
+"""The codec of ModelInferRequest messages, of calls that the fast path leaves and of streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import trio
-
+from neptrio.codec.inflate import Inflater, TooLong, Undecodable
 from neptrio.codec.json_reader import Stop
-from neptrio.codec.outputs import select
-from neptrio.codec.proto_request import decode_request
-from neptrio.codec.shared_memory import AskedFromThread
-from neptrio.errors import Cancelled
-from neptrio.request.infer_request import InferRequest, InferResponse
+from neptrio.codec.proto_request import decode_request, decodes_slowly
+from neptrio.errors import TritonError
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.request.infer_request import Responder
+from neptrio.transport.grpc import compression as compression
+from neptrio.transport.grpc.calls import Call, apply_policy
+from neptrio.transport.infer_call import InferCall
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection
@@ -20,40 +21,53 @@ if TYPE_CHECKING:
 LARGE_MESSAGE = 64 << 10  # whether decoding takes long is asked for larger ones only
 
 
-async def decode_later(
-    connection: GrpcConnection, request: InferRequest, message: bytes, keep: Callable[[int], None]
-) -> None:
-    """decode_request() by a worker. `keep(bytes)` is called on the loop's thread before so many are allocated.
+class GrpcInfer(InferCall):
+    """One message."""
 
-    Raises what decode_request() and `keep` raise. Cancellation: asks the worker to stop; it does so before it reads
-    much more.
-    """
-    stop = Stop()
-    services = connection.services
-    memory = AskedFromThread(services.shared_memory)
-    awaited = True
+    __slots__ = ("compressed", "connection", "headers")
 
-    def keep_for_request(size: int) -> None:
-        if not awaited:
-            raise Cancelled  # nobody would give the bytes back
-        keep(size)
+    def __init__(self, call: Call, connection: GrpcConnection, compressed: bool) -> None:
+        super().__init__(connection.services, connection)
+        self.connection = connection
+        self.headers = call.headers
+        self.compressed = compressed
 
-    def reserve(size: int) -> None:
-        trio.from_thread.run_sync(keep_for_request, size)
+    def inflater(self, message: Any) -> Inflater | None:
+        if not self.compressed:
+            return None
+        bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
+        return Inflater(bits, message, compression.limit_of(message))
 
-    try:
-        await services.workers.run(
-            lambda: decode_request(request, message, memory, stop, reserve), connection
-        )
-    except BaseException:
-        stop.ask()
-        raise
-    finally:
-        awaited = False
+    def refusal(self, message: Any, error: Undecodable | TooLong, most: int) -> TritonError:
+        return compression.refusal(message, error, most)
 
+    def slow(self, message: Any) -> bool:
+        large = len(message) > LARGE_MESSAGE or self.services.shared_memory.large.count
+        return bool(large) and decodes_slowly(message)
 
-async def select_later(connection: GrpcConnection, request: InferRequest, response: InferResponse) -> None:
-    """select() by a worker. Raises what that raises. Cancellation: the worker finishes what it does."""
-    services = connection.services
-    memory = AskedFromThread(services.shared_memory)
-    await services.workers.run(lambda: select(request, response, memory), connection)
+    def text_bytes(self, message: Any) -> int:
+        return 0  # it is counted until it is answered, and says exactly what is made of it
+
+    def decode(
+        self,
+        message: Any,
+        memory: Any,
+        stop: Stop | None = None,
+        reserve: Callable[[int], None] | None = None,
+    ) -> None:
+        if stop is None and len(message) > LARGE_MESSAGE:
+            self.services.loop.lag.note("decoding a gRPC request", "", len(message))
+        decode_request(self.request, message, memory, stop, reserve)
+
+    def prepare(self, call: Call, responder: Responder, one_response: str | None, began_ns: int) -> None:
+        """Does what precedes admission.submit(), for a decoded message. `one_response` refuses a decoupled model, None: any
+        number of responses can be carried. Raises TritonError."""
+        request, admission = self.request, self.services.admission
+        if self.connection.forward is not None:
+            apply_policy(self.connection, self.headers, request)
+        admission.find(request, one_response)
+        request.context = call
+        request.responder = responder
+        admission.received(request, began_ns)
+        if self.headers.has_custom:
+            self.read_wishes(self.headers, self.headers.get(TIMING))

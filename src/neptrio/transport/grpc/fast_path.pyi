@@ -20,8 +20,7 @@ class UnaryCore(GrpcStream):
     _message: Any
     _compressed: bool
     _request: InferRequest | None
-    _inflated: int
-    _kept: int
+    _infer: Any
     _began_ns: int
     def __init__(
         self, session: Http2Session, stream_id: int, headers: Headers, connection: Http2Core

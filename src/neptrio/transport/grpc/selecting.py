@@ -15,7 +15,7 @@ import trio
 from neptrio.codec.outputs import selects_slowly
 from neptrio.errors import Internal, TritonError
 from neptrio.request.infer_request import InferRequest, InferResponse
-from neptrio.transport.grpc.decoding import select_later
+from neptrio.transport.infer_call import select_later
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection

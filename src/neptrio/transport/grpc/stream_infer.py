@@ -19,14 +19,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 from grpclib.const import Status
 
-from neptrio.codec.inflate import Inflater
 from neptrio.codec.outputs import select
-from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
 from neptrio.errors import Internal, TritonError, Unavailable, raise_it
-from neptrio.observe.propagation import asked
-from neptrio.observe.timing import HEADER as TIMING
-from neptrio.observe.timing import wish
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -36,8 +31,8 @@ from neptrio.request.infer_request import (
     monotonic_ns,
 )
 from neptrio.transport.grpc import compression as compression
-from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, apply_policy, framed_size
-from neptrio.transport.grpc.decoding import LARGE_MESSAGE, decode_later
+from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, framed_size
+from neptrio.transport.grpc.decoding import GrpcInfer
 from neptrio.transport.grpc.message_stream import GrpcStream
 from neptrio.transport.grpc.selecting import Selecting
 from neptrio.transport.grpc.status import OK_HEADERS, OK_TRAILERS
@@ -79,20 +74,27 @@ class StreamResponder(Responder):
 RESPONDER = StreamResponder()
 
 
-class _Entry:
-    """A request of a stream, and its responses that wait until those of earlier requests are sent."""
+class _Entry(GrpcInfer):
+    """A message of a stream, its request, and responses that wait until those of earlier requests are sent."""
 
-    __slots__ = ("done", "held", "inflated", "kept", "ordered", "request", "serving", "size")
+    __slots__ = ("came", "done", "held", "ordered", "serving", "size", "stream")
 
-    def __init__(self, request: InferRequest, size: int, inflated: int) -> None:
-        self.request = request
+    def __init__(self, stream: StreamInfer, size: int, compressed: bool) -> None:
+        super().__init__(stream, stream._connection, compressed)
+        self.stream = stream
+        self.came = size  # bytes of the message as it came
         self.ordered = True
         self.held: list[list[Any]] = []
         self.done = False
-        self.size = size
-        self.inflated = inflated
-        self.serving = 0 if inflated else size  # what of it serve() has counted
-        self.kept = 0  # bytes that it has decoded into memory of their own, counted in the server's budget
+        self.size = self.serving = 0  # bytes of the plain message, and what of it serve() has counted
+
+    def begin(self, message: Any) -> None:
+        self.size = len(message)
+        self.serving = 0 if self.inflated else self.size
+        if self.compressed:
+            self.stream.served(self.came)
+            self.stream.serve(self.serving)
+        self.stream.begin_request()
 
 
 class StreamInfer(Call):
@@ -121,7 +123,6 @@ class StreamInfer(Call):
         self._began_ns = monotonic_ns() if connection.services.admission.tracer.tracing else 0
         # metadata `triton_grpc_error: true`: the first error ends the stream with its status
         self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
-        self._timing = headers.get(TIMING) if headers.has_custom else None
         self._encoding: bytes | None = None
         if connection.compression != "none":
             accepted = headers.get(b"grpc-accept-encoding")
@@ -162,74 +163,30 @@ class StreamInfer(Call):
 
     def _accept(self, message: Any, compressed: bool) -> None:
         if isinstance(message, TritonError):
-            self._reject(_Entry(InferRequest(), 0, 0), message)
+            self._reject(_Entry(self, 0, False), message)
             return
-        if not compressed:
-            self._submit(message, 0)
-            return
+        entry = _Entry(self, len(message), compressed)
         try:
-            bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
-            inflater = compression.inflater(message, bits)
-        except TritonError as error:
-            self.refuse(error.code.grpc.value, str(error))
-            return
-        if inflater.done:
-            self.served(len(message))
-            self.serve(len(inflater.content))
-            self._submit(inflater.content, 0)
-        else:
-            self._working = trio.CancelScope()
-            self._connection.nursery.start_soon(self._inflate, message, inflater, self._working)
-
-    async def _inflate(self, message: bytes, inflater: Inflater, scope: trio.CancelScope) -> None:
-        budget = self._connection.inflating
-        content = None
-        try:
-            with scope:
-                content = await compression.inflate_later(budget, message, inflater, self._connection)
-        except TritonError as error:
-            self.refuse(error.code.grpc.value, str(error))
-        self._working = None
-        self.served(len(message))
-        if content is not None:
-            if self.ended or self.refused:
-                budget.release(len(content))
+            if entry.take(message):
+                self._submit(entry)
             else:
-                self._submit(content, len(content))
-        self._advance()
-        self._connection.pass_ends()
-
-    def _submit(self, message: Any, inflated: int) -> None:
-        """Decodes and submits a message, or lets a worker decode it."""
-        services = self._connection.services
-        entry = _Entry(InferRequest(), len(message), inflated)
-        try:
-            if self._draining:
-                raise Unavailable(SHUTTING_DOWN)
-            raise_it(self._connection.limit())
-            if len(message) > LARGE_MESSAGE or services.shared_memory.large.count:
-                if decodes_slowly(message):
-                    self._working = trio.CancelScope()
-                    self._connection.nursery.start_soon(self._decode, message, entry, self._working)
-                    return
-                services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
-            decode_request(entry.request, message, services.shared_memory)
+                self._working = trio.CancelScope()
+                self._connection.nursery.start_soon(self._take_later, entry, self._working)
         except TritonError as error:
-            self._reject(entry, error)
-        else:
-            self._submit_decoded(entry)
+            self._unread(entry, error)
 
-    async def _decode(self, message: Any, entry: _Entry, scope: trio.CancelScope) -> None:
-        """_submit() of a message that a worker decodes; later messages wait meanwhile."""
+    def begin_request(self) -> None:
+        """Called with each message that can be read. Raises TritonError for one that is not taken."""
+        if self._draining:
+            raise Unavailable(SHUTTING_DOWN)
+        raise_it(self._connection.limit())
+
+    async def _take_later(self, entry: _Entry, scope: trio.CancelScope) -> None:
+        """Has workers inflate and decode a message; later messages wait meanwhile."""
         refused: TritonError | None = None
-
-        def keep(size: int) -> None:
-            self._connection.services.held.keep(size)
-            entry.kept += size
-
         try:
             with scope:
-                await decode_later(self._connection, entry.request, message, keep)
+                await entry.take_later()
         except TritonError as error:
             refused = error.with_traceback(None)  # which holds this call
         except Exception as error:
@@ -237,34 +194,34 @@ class StreamInfer(Call):
             refused = Internal(f"internal error: {type(error).__name__}: {error}")
         self._working = None
         if self.ended or self.refused or scope.cancelled_caught:
-            self._give_back(entry)
+            entry.give_back()
         elif refused is not None:
-            self._reject(entry, refused)
+            self._unread(entry, refused)
         else:
-            self._submit_decoded(entry)
+            self._submit(entry)
         self._advance()
         self._connection.pass_ends()
 
-    def _submit_decoded(self, entry: _Entry) -> None:
-        services = self._connection.services
+    def _submit(self, entry: _Entry) -> None:
+        """Submits a decoded message."""
         request = entry.request
         try:
-            if self._connection.forward is not None:
-                apply_policy(self._connection, self.headers, request)
-            entry.ordered = not services.admission.find(request, None).decoupled
-            request.context = request.stream = self
-            request.responder = RESPONDER
             # in a trace, receiving a message begins when the previous message was complete
-            services.admission.received(request, self._began_ns)
+            entry.prepare(self, RESPONDER, None, self._began_ns)
             self._began_ns = request.timestamp(RECV_END)
-            if self.headers.has_custom and services.admission.tracer.trace_headers:
-                request.asked = asked(self.headers())
-            if self._timing is not None:
-                request.timing = wish(self._timing)
+            request.stream = self
+            entry.ordered = not request.model.decoupled
             self._add(entry)
-            services.admission.submit(request)
+            entry.services.admission.submit(request)
         except TritonError as error:
             self._reject(entry, error)
+
+    def _unread(self, entry: _Entry, error: TritonError) -> None:
+        """A message is refused before it is submitted. What follows one that cannot be inflated cannot be trusted either."""
+        if entry.plain:
+            self._reject(entry, error)
+        else:
+            self._abort(error)
 
     def _reject(self, entry: _Entry, error: TritonError) -> None:
         """Answers a message with an error, in its turn, or ends the stream with it."""
@@ -286,14 +243,7 @@ class StreamInfer(Call):
     def _close(self, entry: _Entry) -> None:
         self._input_bytes -= entry.size
         self.served(entry.serving)
-        self._give_back(entry)
-
-    def _give_back(self, entry: _Entry) -> None:
-        """Returns the bytes of the inflated and decoded message to the server's budgets."""
-        if entry.inflated:
-            self._connection.inflating.release(entry.inflated)
-        if entry.kept:
-            self._connection.services.held.let_go(entry.kept)
+        entry.give_back()
 
     def _advance(self) -> None:
         """Decodes waiting messages while there is room, then lets the client send more, then ends a finished stream."""
@@ -474,7 +424,7 @@ class StreamInfer(Call):
         open_, self._open = self._open, {}
         self._input_bytes = 0
         for request, entry in open_.items():
-            self._give_back(entry)
+            entry.give_back()
             if request.model is not None:
                 self._connection.services.admission.cancel(request)
         self._end_sequences()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -25,6 +25,7 @@ from neptrio.service.statistics import NOTHING, Detail
 from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.reservation import Reservation
 from neptrio.transport.rest import openai, openapi, routes
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
@@ -35,7 +36,6 @@ from neptrio.transport.rest.large_body import PIECE, IncomingBody, send_in_piece
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
 from neptrio.transport.rest.openai import HttpOpenAi
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
-from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.times import TIMES, CallTimes
 
 log = logging.getLogger("neptrio.rest")
@@ -43,6 +43,7 @@ log = logging.getLogger("neptrio.rest")
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
+C = TypeVar("C", HttpInfer, HttpInferStream, HttpGenerate)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 
 
@@ -194,12 +195,10 @@ class RestApp:
         if route.verb == "infer":
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
-            generate = HttpGenerate(self._services, route, scope["headers"], forwarded, scope[TIMES])
-            generate.request.owner = scope.get(CLIENT)
+            generate = self._inference(HttpGenerate, route, scope, forwarded)
             return await generate.run(await self._body(scope, receive), receive, send)
         if route.verb == "infer_stream":
-            stream = HttpInferStream(self._services, route, scope["headers"], forwarded, scope[TIMES])
-            stream.request.owner = scope.get(CLIENT)
+            stream = self._inference(HttpInferStream, route, scope, forwarded)
             return await stream.run(await self._body(scope, receive), receive, send)
         if route.verb in OPENAI:
             document = members(await self._document(scope, await self._body(scope, receive)))
@@ -278,13 +277,20 @@ class RestApp:
         scope[TIMES].came()
         return whole
 
+    def _inference(
+        self, kind: type[C], route: routes.Route, scope: dict[str, Any], forwarded: Forwarded | None
+    ) -> C:
+        """The inference call of a request. Raises TritonError for a model that does not serve."""
+        made = kind(self._services, route, scope["headers"])
+        made.forwarded = forwarded
+        made.times = scope[TIMES]
+        made.request.owner = scope.get(CLIENT)
+        return made
+
     async def _infer(
         self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: Forwarded | None
     ) -> Answer:
-        infer = HttpInfer(self._services, route, scope["headers"])
-        infer.forwarded = forwarded
-        infer.times = scope[TIMES]
-        infer.request.owner = scope.get(CLIENT)
+        infer = self._inference(HttpInfer, route, scope, forwarded)
         body = await self._body(scope, receive)
         try:
             return await self._answered(infer, body, scope, receive)
@@ -292,19 +298,13 @@ class RestApp:
             infer.give_back()
 
     async def _answered(self, infer: HttpInfer, body: Any, scope: dict[str, Any], receive: Receive) -> Answer:
-        plain = infer.plain(body)
-        if plain is None:
-            plain = await unless_gone(receive, infer.inflate_later)
         waiter = _Waiter(scope)
         times = scope[TIMES]
         try:
-            if infer.is_large(plain):
-                binary = await unless_gone(receive, infer.decode_later, plain)
-                with times.submitting(infer.request):
-                    infer.submit_decoded(binary, waiter)
-            else:
-                with times.submitting(infer.request):
-                    infer.submit(plain, waiter)
+            if not infer.take(body):
+                await unless_gone(receive, infer.take_later)
+            with times.submitting(infer.request):
+                infer.submit(waiter)
             self._services.loop.loop_pass.end()
             await wait_or_cancel(self._services, infer.request, waiter.event, receive)
         except TritonError as error:
@@ -329,10 +329,9 @@ class RestApp:
         InvalidArgument, and Overloaded where there is no room for it."""
         if len(body) <= DECODED_LATER:
             return load_json(body, bounded=True)
-        room = Room(scope[KEPT].keep)
-        room.reserve_here(len(body))
+        reserve = Reservation(scope[KEPT].keep, len(body)).reserve
         return await self._services.workers.run(
-            lambda: load_json(body, large=True, reserve=room.reserve, bounded=True)
+            lambda: load_json(body, large=True, reserve=reserve, bounded=True)
         )
 
     async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:

@@ -213,18 +213,18 @@ class HttpExchange(Responder):
             if policy is not None:
                 owner = policy.check("infer", head.headers, route.model, certificate=certificate)
                 forwarded = policy.forwarded(head.headers)
-            infer = HttpInfer(connection.services, route, head.headers, head.get)
+            infer = HttpInfer(connection.services, route, head.headers, head.get, whose=connection)
             infer.request.owner = owner
             infer.forwarded = forwarded
             self.infer = infer
-            infer.whose = connection
-            plain = infer.plain(body)
-            if plain is None or infer.is_large(plain):
+            infer.hold = self.hold
+            infer.receive_start = head.receive_start
+            if infer.take(body):
+                infer.submit(self)
+            else:
                 self._working = trio.CancelScope()
                 self.pause()
-                connection.wire.nursery.start_soon(self._submit_later, infer, plain, head.receive_start)
-            else:
-                infer.submit(plain, self, head.receive_start)
+                connection.wire.nursery.start_soon(self._submit_later, infer)
         except TritonError as error:
             audit = connection.services.audit
             if audit is not None and error.code in REFUSED:
@@ -237,29 +237,21 @@ class HttpExchange(Responder):
         except Exception as error:
             self._fail(error)
 
-    async def _submit_later(self, infer: HttpInfer, body: Any, receive_start: int) -> None:
-        """submit() with the slow part on worker threads: inflates (when `body` is None) or decodes a large body.
+    async def _submit_later(self, infer: HttpInfer) -> None:
+        """submit() with the slow part on worker threads.
 
         Later requests of the connection wait meanwhile: they must not overtake this one, and a client may use only one
         worker per connection. When the peer leaves, the work ends.
         """
         connection = self.connection
         assert self._working is not None
-        binary: bool | None = None
         try:
             with self._working:
-                if body is None:
-                    body = await infer.inflate_later()
-                    self.hold(infer.inflated)
-                if infer.is_large(body):
-                    binary = await infer.decode_later(body, receive_start)
+                await infer.take_later()
             if self._working.cancelled_caught:
                 raise Cancelled
             self._working = None
-            if binary is None:
-                infer.submit(body, self, receive_start)
-            else:
-                infer.submit_decoded(binary, self)
+            infer.submit(self)
             if self.gone:
                 self.disconnect(connection.services)
         except TritonError as error:

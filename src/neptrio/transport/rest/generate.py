@@ -21,17 +21,15 @@ import trio
 from neptrio.codec import generate
 from neptrio.codec.http_json import dump_json
 from neptrio.codec.json_reader import Stop
-from neptrio.errors import Cancelled, InvalidArgument, TritonError
-from neptrio.observe.propagation import asked
+from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.timing import HEADER as TIMING
-from neptrio.observe.timing import timing_headers, wish
+from neptrio.observe.timing import timing_headers
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.request.room import let_send
 from neptrio.service import Services
-from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.infer_call import InferCall
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
-from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
 
@@ -101,88 +99,64 @@ def _payload(response: InferResponse, stop: Stop | None = None) -> tuple[bytes, 
     return dump_json({"error": str(error)}), True
 
 
-class HttpGenerate:
+class HttpGenerate(InferCall):
     """One generate or generate_stream request."""
 
-    def __init__(
-        self,
-        services: Services,
-        route: Route,
-        headers: Headers,
-        forwarded: Forwarded | None,
-        times: CallTimes,
-    ) -> None:
-        self._services = services
-        self._times = times
-        self._forwarded = forwarded
+    times: CallTimes  # of the call of the app that this is
+
+    def __init__(self, services: Services, route: Route, headers: Headers) -> None:
+        """Raises TritonError for a model that does not serve."""
+        super().__init__(services)
         self._stream = route.verb == "generate_stream"
         for name, value in headers:
             if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
                 raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        self.request = InferRequest()
-        self._decoding = False
-        self._kept = 0  # bytes that its tensors hold of the server's budget
         self.request.model_name = route.model
         self.request.model_version = route.version
         services.admission.find(self.request, None)
-        for name, value in headers:
-            if name == TIMING:
-                self.request.timing = wish(value)
-        if services.admission.tracer.trace_headers:
-            self.request.asked = asked(headers)
+        self.read_wishes(lambda: headers, dict(headers).get(TIMING))
 
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
         """Answers the request. Sends a stream itself and returns None; otherwise returns status, headers and body.
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
-        self._times.stamp(self._services.admission, self.request)
+        self.times.stamp(self.services.admission, self.request)
         try:
             return await self._run(body, receive, send)
         finally:
-            self._decoding = False
-            if self._kept:
-                self._services.held.let_go(self._kept)
+            self.give_back()
 
-    def _keep(self, size: int) -> None:
-        if not self._decoding:
-            raise Cancelled  # nobody would give the bytes back
-        self._services.held.keep(size)
-        self._kept += size
+    def slow(self, body: Any) -> bool:
+        return len(body) > DECODED_HERE
 
-    async def _decode(self, body: Any) -> None:
-        """generate.decode() of a large body, by a worker."""
-        room = Room(self._keep)
-        self._decoding = True
-        room.reserve_here(len(body))
-        await self._services.workers.run(
-            lambda: generate.decode(self.request, body, True, room.reserve), self
-        )
-        self._decoding = False
+    def decode(
+        self,
+        body: Any,
+        memory: Any,
+        stop: Stop | None = None,
+        reserve: Callable[[int], None] | None = None,
+    ) -> None:
+        generate.decode(self.request, body, stop is not None, reserve)
 
     async def _run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
-        if len(body) <= DECODED_HERE:
-            generate.decode(self.request, body)
-        else:
-            await unless_gone(receive, self._decode, body)
-        if self._forwarded is not None:
-            self._forwarded.into(self.request)
+        if not self.take(body):
+            await unless_gone(receive, self.take_later)
         queue = ResponseQueue()
-        self.request.responder = queue
-        with self._times.submitting(self.request):
-            self._services.admission.submit(self.request)
-        self._services.loop.loop_pass.end()
+        with self.times.submitting(self.request):
+            self.submit(queue)
+        self.services.loop.loop_pass.end()
         answer: tuple[int, Headers, list[Any]] | None = None
         try:
             if self._stream:
                 await unless_gone(receive, self._events, queue, send)
             else:
                 answer = await unless_gone(receive, self._single, queue)
-                self._times.answers(self.request)
+                self.times.answers(self.request)
         finally:
             if not queue.final:
-                self._services.admission.cancel(self.request)
-                self._services.loop.loop_pass.end()
+                self.services.admission.cancel(self.request)
+                self.services.loop.loop_pass.end()
         return answer
 
     async def _payload(self, response: InferResponse) -> tuple[bytes, bool]:
@@ -191,7 +165,7 @@ class HttpGenerate:
             return _payload(response)
         stop = Stop()
         try:
-            return await self._services.workers.run(lambda: _payload(response, stop), self)
+            return await self.services.workers.run(lambda: _payload(response, stop), self)
         except BaseException:
             stop.ask()
             raise
@@ -215,10 +189,10 @@ class HttpGenerate:
         await send({"type": "http.response.start", "status": status, "headers": EVENTS})
         while response is not None:
             body = generate.event(payload)
-            with self._times.sending([(self.request, 1)]):
+            with self.times.sending([(self.request, 1)]):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             response = await queue.next()
             if response is not None:
                 payload, _ = await self._payload(response)
-        self._times.over()  # before the client sees the end: settings it updates then find this trace finished
+        self.times.over()  # before the client sees the end: settings it updates then find this trace finished
         await send({"type": "http.response.body", "body": b""})

@@ -24,7 +24,6 @@ from neptrio.codec.http_json import dump_json, load_json
 from neptrio.errors import Internal
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
-from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import Headers, HttpInfer
@@ -58,23 +57,14 @@ class FlaggedQueue(ResponseQueue):
         return None if response is None else (response, self._flags.popleft())
 
 
-class HttpInferStream:
+class HttpInferStream(HttpInfer):
     """One infer_stream request."""
 
-    def __init__(
-        self,
-        services: Services,
-        route: Route,
-        headers: Headers,
-        forwarded: Forwarded | None,
-        times: CallTimes,
-    ) -> None:
+    times: CallTimes
+
+    def __init__(self, services: Services, route: Route, headers: Headers) -> None:
         """Raises TritonError for a model that does not serve."""
-        self._services = services
-        self._infer = HttpInfer(services, route, headers, stream=True)
-        self._infer.forwarded = forwarded
-        self._infer.times = self._times = times
-        self.request = self._infer.request
+        super().__init__(services, route, headers, stream=True)
         self._boundary = b""
         if MULTIPART in dict(headers).get(b"accept", b"").lower():
             self._boundary = secrets.token_hex(16).encode()
@@ -84,29 +74,22 @@ class HttpInferStream:
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
-        infer = self._infer
         queue = FlaggedQueue()
         try:
-            plain = infer.plain(body)
-            if plain is None:
-                plain = await unless_gone(receive, infer.inflate_later)
-            if infer.is_large(plain):
-                binary = await unless_gone(receive, infer.decode_later, plain)
-                with self._times.submitting(self.request):
-                    infer.submit_decoded(binary, queue)
-            else:
-                with self._times.submitting(self.request):
-                    infer.submit(plain, queue)
-            self._services.loop.loop_pass.end()
+            if not self.take(body):
+                await unless_gone(receive, self.take_later)
+            with self.times.submitting(self.request):
+                self.submit(queue)
+            self.services.loop.loop_pass.end()
             answer: tuple[int, Headers, list[Any]] | None = await unless_gone(
                 receive, self._responses, queue, send
             )
             return answer
         finally:
-            infer.give_back()
+            self.give_back()
             if not queue.final and self.request.responder is queue:
-                self._services.admission.cancel(self.request)
-                self._services.loop.loop_pass.end()
+                self.services.admission.cancel(self.request)
+                self.services.loop.loop_pass.end()
 
     async def _responses(self, queue: FlaggedQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
         begun = False
@@ -114,28 +97,28 @@ class HttpInferStream:
             response, final = flagged
             if response.error is None:
                 response.parameters = {**(response.parameters or {}), FINAL: final}
-            answer = self._infer.encode(response, later=True)
+            answer = self.encode(response, later=True)
             if answer is None:
-                answer = await self._infer.encode_later(response)
+                answer = await self.encode_later(response)
             status, headers, parts = answer
             if not begun:
                 if status != 200:
-                    self._times.answers(self.request)
+                    self.times.answers(self.request)
                     return answer
                 begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+                await send({"type": "http.response.start", "status": 200, "headers": self._start_headers()})
             body = self._packed(status, headers, parts)
-            with self._times.sending([(self.request, 1)]):
+            with self.times.sending([(self.request, 1)]):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         if not begun:
             raise Internal("the model ended the request without a response")
-        self._times.over()  # before the client sees the end: settings it updates then find this trace finished
+        self.times.over()  # before the client sees the end: settings it updates then find this trace finished
         await send(
             {"type": "http.response.body", "body": b"--%b--\r\n" % self._boundary if self._boundary else b""}
         )
         return None
 
-    def _headers(self) -> Headers:
+    def _start_headers(self) -> Headers:
         if not self._boundary:
             return EVENTS
         return [(b"content-type", MULTIPART + b'; boundary="' + self._boundary + b'"')]

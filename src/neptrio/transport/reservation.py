@@ -1,7 +1,7 @@
-"""Room in the server's budget for the tensors of one JSON body, which a worker makes.
+"""Bytes of the server's budget for what a worker makes of one message.
 
-The problem: the length of the text says little about what its tensors take: each number of `[0,0,0]` has two characters
-and may become eight bytes. The choice: the text's length is reserved before it is read, as much again as the body
+The problem: the length of a text says little about what its tensors take: each number of `[0,0,0]` has two characters
+and may become eight bytes. The choice: the text's length is reserved before it is read, as much again as the message
 itself; what numbers take beyond that is reserved tensor by tensor, before memory for them is allocated.
 """
 
@@ -12,16 +12,13 @@ from collections.abc import Callable
 import trio
 
 
-class Room:
+class Reservation:
     """What one worker reserves. `keep(bytes)` counts them on the loop's thread, and raises Overloaded or Cancelled."""
 
-    def __init__(self, keep: Callable[[int], None]) -> None:
+    def __init__(self, keep: Callable[[int], None], size: int) -> None:
+        """Reserves `size` bytes before the worker begins, on the loop's thread. Raises what `keep` raises."""
         self._keep = keep
-        self._left = 0
-
-    def reserve_here(self, size: int) -> None:
-        """Called on the loop's thread before the worker begins. Raises what `keep` raises."""
-        self._keep(size)
+        keep(size)
         self._left = size
 
     def reserve(self, size: int) -> None:
