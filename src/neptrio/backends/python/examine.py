@@ -81,12 +81,16 @@ def missing_imports(path: Path) -> list[str]:
     for file in files:
         tree = read(file).tree
         for name, _ in _imported(tree) if tree is not None else ():
-            beside = path.parent / f"{name}.py"
-            if beside.is_file():
-                if beside not in seen:
-                    files.append(beside)
-                    seen.add(beside)
-            elif not _exists(name, path.parent) and name not in found:
+            beside = [file for folder in folders(path) if (file := folder / f"{name}.py").is_file()]
+            if beside:
+                if beside[0] not in seen:
+                    files.append(beside[0])
+                    seen.add(beside[0])
+            elif (
+                name not in found
+                and not any(_beside(name, folder) for folder in folders(path))
+                and not _installed(name)
+            ):
                 found.append(name)
     return found
 
