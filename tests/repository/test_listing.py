@@ -27,10 +27,10 @@ def held(tmp_path: Path) -> Iterator[tuple[EmbeddedServer, threading.Event, thre
         places = server.server.repository.places
         listing = places.names
 
-        def slow() -> Any:
+        def slow(*names: str) -> Any:
             begun.set()
             assert go_on.wait(60)
-            return listing()
+            return listing(*names)
 
         places.names = slow  # type: ignore[method-assign]
         try:
@@ -76,13 +76,13 @@ def test_failed_loads_list_nothing_on_the_trio_thread(tmp_path: Path) -> None:
         listing, looking = places.names, places.folders
         threads: list[int] = []
 
-        def listed() -> Any:
+        def listed(*names: str) -> Any:
             threads.append(threading.get_ident())
-            return listing()
+            return listing(*names)
 
-        def looked(name: str) -> Any:
+        def looked(*names: Any) -> Any:
             threads.append(threading.get_ident())
-            return looking(name)
+            return looking(*names)
 
         places.names, places.folders = listed, looked  # type: ignore[method-assign]
         with httpclient.InferenceServerClient(server.http) as client:

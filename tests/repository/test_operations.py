@@ -46,7 +46,8 @@ class FakeModel:
         self.counters: Any = type("Counters", (), {"memory_usage": None})()
         self.load_duration_secs = 0.0
         self.reason = ""
-        self.backend = SimpleNamespace(runs_code_here=False)
+        self.backend = SimpleNamespace(runs_code_here=False, own_processes=False)
+        self.config = SimpleNamespace(instance_group=[])
 
     def abort(self) -> None:
         pass

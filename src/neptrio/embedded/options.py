@@ -43,7 +43,6 @@ KINDS: dict[str, tuple[type, ...]] = {
     "priority": (Integral,),
     "request_id": (str,),
     "parameters": (Mapping,),
-    "sequence_id": (Integral, str),
     "sequence_start": (bool,),
     "sequence_end": (bool,),
 }
@@ -86,8 +85,7 @@ def new_request(
     request.id = options.get("request_id", "")
     request.priority = int(options.get("priority", 0))
     request.timeout_us = int(options.get("queue_timeout_us", 0))
-    sequence_id = options.get("sequence_id", 0)
-    request.sequence_id = sequence_id if isinstance(sequence_id, str) else int(sequence_id)
+    request.sequence_id = options.get("sequence_id", 0)
     request.sequence_start = options.get("sequence_start", False)
     request.sequence_end = options.get("sequence_end", False)
     if "parameters" in options:
