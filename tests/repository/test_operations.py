@@ -18,6 +18,7 @@ import trio.testing
 
 from neptrio.config.model_config import ConfigSource, parse_text
 from neptrio.errors import TritonError
+from neptrio.observe.counters import ModelCounters
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import State
 from neptrio.repository.loader import Found, PollFailure
@@ -43,7 +44,7 @@ class FakeModel:
         self.ready = True
         self.lost = False
         self.stopped = False
-        self.counters: Any = type("Counters", (), {"memory_usage": None})()
+        self.counters = ModelCounters()
         self.load_duration_secs = 0.0
         self.reason = ""
         self.backend = SimpleNamespace(runs_code_here=False, own_processes=False)
