@@ -50,9 +50,9 @@ traces sweep
 commands
 startup
 server
+serving
 embedded
 compat ray testing
-serving
 commands.demo commands.serve
 cli
 __main__

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -31,6 +30,7 @@ from neptrio.embedded.engine import Engine, OwnThread, first_error
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.functions_folder import FunctionsFolder
 from neptrio.embedded.model import Model
+from neptrio.embedded.setting_values import checked
 from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
 
@@ -39,7 +39,6 @@ QUIET = {"allow_http": False, "allow_grpc": False, "allow_metrics": False, "exit
 LOCAL = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
 PORTS = {"http_port": "allow_http", "grpc_port": "allow_grpc", "metrics_port": "allow_metrics"}
 Repository = str | Path
-_SETTINGS = {field.name for field in fields(Settings)}
 
 
 class Server:
@@ -48,13 +47,12 @@ class Server:
     `model_repository`: a folder (or cloud storage URL) of models, or several; none for functions as models alone.
     `settings`: fields of neptrio.settings.Settings, which are the command's flags with `_`. REST, gRPC and metrics are
     off unless allow_http, http_port and so on switch them on; then they listen on the loopback address, unless
-    http_address or grpc_address say otherwise.
+    http_address or grpc_address say otherwise. They are checked as flags are, and texts are read as flags read them:
+    TypeError for an unknown setting or a wrong kind of value, ValueError for a wrong value.
     """
 
     def __init__(self, model_repository: Repository | Sequence[Repository] = (), **settings: Any) -> None:
-        unknown = set(settings) - _SETTINGS
-        if unknown:
-            raise TypeError(f"Server has no setting '{min(unknown)}'")
+        settings = checked(settings)
         one = isinstance(model_repository, (str, Path))
         repositories: Sequence[Repository] = [model_repository] if one else model_repository  # type: ignore[list-item, assignment]
         asked = {switch: True for port, switch in PORTS.items() if port in settings}
@@ -160,11 +158,9 @@ class Server:
     def preset(self, **settings: Any) -> None:
         """Settings that hold whatever the server was made with: for programs that host the servers of others.
 
-        Raises TypeError for an unknown one, RuntimeError when the server has started.
+        Raises TypeError for an unknown one or a wrong kind, ValueError for a wrong value, RuntimeError when the server has started.
         """
-        unknown = set(settings) - _SETTINGS
-        if unknown:
-            raise TypeError(f"Server has no setting '{min(unknown)}'")
+        settings = checked(settings)
         if self._used:
             raise RuntimeError("the server has started: its settings stay as they are")
         self._settings.update(settings)
