@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
+from tests.support import onnx_models
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -42,6 +43,17 @@ def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None
         assert status == 0 and "So far 1 batch was closed: idle 1 (100 %, mean size 1.0" in out
         status, _, err = run("nope", f"--url={server.http}")
         assert status == 1 and "Request for unknown model: 'nope' is not found" in err
+
+
+@pytest.mark.slow
+def test_a_repository_says_what_a_server_says_of_what_is_completed(tmp_path: Path) -> None:
+    """Nothing is written of this model: its tensors and its batching come out of its file."""
+    write_model(tmp_path, "plain", "", {"1/model.onnx": onnx_models.identity(shape=("N", 4))})
+    of_folder = run("plain", f"--model-repository={tmp_path}")
+    with ServerProcess(tmp_path) as server:
+        of_server = run("plain", f"--url={server.http}")
+    assert of_folder[0] == 0 and of_folder[1].partition(" So far")[0] == of_server[1].partition(" So far")[0]
+    assert "Requests to 'plain' batch up to" in of_folder[1]
 
 
 @pytest.mark.slow

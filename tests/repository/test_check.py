@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from neptrio.backends.onnx import signature as onnx_signature
+from neptrio.repository.check import Checker
+from neptrio.settings import Settings
 from tests.client.test_ensembles import ENSEMBLE
 from tests.support import onnx_models
 from tests.support.control import CONFIG, load, post, refused
@@ -200,6 +203,35 @@ def test_files_of_models(tmp_path: Path) -> None:
     ):
         assert any(line.startswith(said) for line in got), (said, got)
     assert len(got) == 12, got
+
+
+@pytest.mark.slow
+def test_a_size_that_is_minus_one_in_a_file_is_any_size(tmp_path: Path) -> None:
+    """Some converters write dim_value: -1, a varint of ten bytes."""
+    write_model(tmp_path, "signed", "", {"1/model.onnx": onnx_models.identity(shape=(-1, 4))})
+    status, text = check(str(tmp_path))
+    assert status == 0 and text.startswith("1 models: 1 without errors; 0 errors, 0 warnings\n")
+    assert onnx_signature.read(tmp_path / "signed/1/model.onnx").inputs[0].shape == [None, 4]
+
+
+def test_a_fault_of_one_model_s_check_does_not_end_that_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        write_model(tmp_path, name, identity_config())
+    whole = Checker._folder
+
+    def broken(self: Checker, checked: Any, folder: Path) -> None:
+        if checked.name == "b":
+            raise OverflowError("what nobody thought of")
+        whole(self, checked, folder)
+
+    monkeypatch.setattr(Checker, "_folder", broken)
+    found = Checker(Settings(model_repository=(tmp_path,))).all()
+    assert [(model.name, model.ok) for model in found] == [("a", True), ("b", False), ("c", True)]
+    assert "its check failed, which is a fault of neptrio: OverflowError: what nobody" in str(
+        found[1].problems[0]
+    )
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from neptrio.config import defaults
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.flags import authorization
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     batches: dict[str, Any] = {}
     try:
         if options.model_repository is not None:
-            config = _read(options.model_repository / options.model, options.model)
+            config = _read(options.model_repository, options.model)
         else:
             config, batches = _ask(options.url, options.model)
         lines = explain(config)
@@ -65,13 +64,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(folder: Path, name: str) -> Any:
-    if not folder.is_dir():
-        raise InvalidArgument(f"there is no model '{name}' in {folder.parent}")
-    source = model_config.read(folder)
-    defaults.identify(source, name, folder, True)
-    defaults.fill(source.config, None)
-    return source.config
+def _read(repository: Path, name: str) -> Any:
+    """The configuration as a server completes it, as far as files tell that. Raises InvalidArgument."""
+    from neptrio.repository.check import Checker
+    from neptrio.settings import Settings
+
+    if not (repository / name).is_dir():
+        raise InvalidArgument(f"there is no model '{name}' in {repository}")
+    checked = Checker(Settings(model_repository=(repository,)), here=False).model(name)
+    if checked.config is None:
+        raise InvalidArgument("\n".join(map(str, checked.problems)))
+    if not checked.complete:
+        print(
+            f"warning: '{name}' may complete its configuration when it is loaded; `neptrio explain {name}` asks a running server",
+            file=sys.stderr,
+        )
+    return checked.config
 
 
 def _get(url: str) -> urllib.request.Request:

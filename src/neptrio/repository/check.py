@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from neptrio.config.problem import ERROR, WARNING, Problem
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.execution.backend import Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import summary
 from neptrio.repository import scan
 from neptrio.repository.places import Places
 from neptrio.scheduling import ensemble_graph
@@ -40,6 +42,9 @@ from neptrio.scheduling.policy import batching_policy
 from neptrio.settings import Settings
 
 NO_GPU = "no GPUs are available"
+
+
+log = logging.getLogger("neptrio.repository")
 
 
 @dataclass
@@ -125,6 +130,10 @@ class Checker:
             try:
                 for folder in folders[:1]:
                     self._folder(checked, folder)
+            except Exception as error:  # whatever a folder holds, the others are still checked
+                log.debug("checking '%s' failed", name, exc_info=True)
+                text = f"its check failed, which is a fault of neptrio: {summary(error)}"
+                checked.report(Problem(text, str(folders[0])))
             finally:
                 self._under_way.pop()
             self._done[name] = checked

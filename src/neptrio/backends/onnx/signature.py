@@ -202,8 +202,8 @@ def _tensor_type(data: Any, start: int, end: int) -> tuple[str, list[Any] | None
 
 def _dimension(data: Any, start: int, end: int) -> Any:
     for number, value, a, b in _fields(data, start, end):
-        if number == 1:
-            return value
+        if number == 1:  # int64: negative ones are written by tools that mean "any size"
+            return value if value < 1 << 63 else None
         if number == 2:
             return _text(data, a, b)
     return None
