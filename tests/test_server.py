@@ -114,6 +114,7 @@ def test_the_start_up_text(tmp_path: Path) -> None:
         assert f"] {line}\n" in server.log()
 
 
+@pytest.mark.slow
 def test_what_only_authors_want_to_know_is_verbose(tmp_path: Path) -> None:
     write_model(tmp_path, "good", identity_config())
     with ServerProcess(tmp_path, "--log-verbose=1") as server:

@@ -58,6 +58,9 @@ cdef _wrong_count(InferRequest r, ModelCore m):
                 f"{len(names)} inputs for model '{m.name}'. ")
     got = shown(",".join(f"'{n}'" for n in names), LONGEST_VALUE)
     lost = ",".join(f"'{n}'" for n in missing)
+    if not missing:
+        takes = ",".join(f"'{s.name}'" for s in m.input_specs)
+        return InvalidArgument(f"{_prefix(r)}{head}Got input(s) [{got}], the model takes [{takes}].")
     return InvalidArgument(
         f"{_prefix(r)}{head}Got input(s) [{got}], but missing required input(s) [{lost}]. "
         "Please provide all required input(s)."
@@ -242,7 +245,8 @@ cpdef validate(InferRequest r, ModelCore m):
                 first = False
             elif have != batch:
                 raise InvalidArgument(
-                    f"{_prefix(r)}input '{t.name}' batch size does not match other inputs for '{m.name}'")
+                    f"{_prefix(r)}input '{t.name}' batch size does not match other inputs for '{m.name}': "
+                    f"it has {have} rows, input '{(<Tensor>inputs[0]).name}' {batch}")
         if batch > m.max_batch_size:
             raise InvalidArgument(
                 f"{_prefix(r)}inference request batch-size must be <= {m.max_batch_size} for '{m.name}'")

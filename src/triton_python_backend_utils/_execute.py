@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -34,13 +35,23 @@ def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
     if issubclass(type(error), AnswerError):
         return text_of(error)
     own = (*own, *hidden, *_OWN, "<frozen", "<string>")
-    text = summary(error)
+    text = summary(error) + _missing_module(error)
     try:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
         at = "".join(f"  {f.filename}({f.lineno}): {f.name}\n" for f in reversed(frames[-5:]))
     except BaseException:  # its class says what its traceback is, and its code what its files are called
         return text
     return f"{text}\n\nAt:\n{valid(at)}" if at else text
+
+
+def _missing_module(error: BaseException) -> str:
+    """What can be done where a package is not installed; "" for all other errors."""
+    if type(error) is not ModuleNotFoundError or error.args != (f"No module named {error.name!r}",):
+        return ""
+    return (
+        f" (the model runs with {sys.executable}: install the package there, or give the model an environment of its own "
+        "with the parameter EXECUTION_ENV_PATH)"
+    )
 
 
 def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:

@@ -53,6 +53,7 @@ def test_the_example_models_are_served(tmp_path: Path) -> None:
         assert lines[end - 1] == "Ctrl-C stops the server"
 
 
+@pytest.mark.slow
 def test_flags_override_what_is_switched_on(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     shutil.copytree(EXAMPLES / "identity_fp32", repository / "own")

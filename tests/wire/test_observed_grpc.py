@@ -110,7 +110,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
                 "too-many",
                 message(names=("INPUT0", "INPUT1", "INPUT2"), raw=(bytes(64),) * 3),
                 UNKNOWN + "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) "
-                "['INPUT0','INPUT1','INPUT2'], " + MISSING.format("[]"),
+                "['INPUT0','INPUT1','INPUT2'], the model takes ['INPUT0','INPUT1'].",  # the real one: missing []
             ),
             ("name", message(names=("FOO", "INPUT1")), "unexpected inference input 'FOO' for model 'simple'"),
             (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from neptrio.config import accelerators
+from neptrio.config.misplaced import hinted
 from neptrio.config.model_config import ConfigSource
 from neptrio.errors import InvalidArgument
 
@@ -68,10 +69,11 @@ def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bo
     if not config.backend:
         known = ", ".join(sorted(_BACKEND_OF_FILE))
         what = f"the platform '{config.platform}' names none" if config.platform else "neither is given"
-        raise InvalidArgument(
+        text = (
             f"{source.where(('backend',))}: must specify 'backend' (or 'platform') for model '{name}': {what}, and "
             f"no version folder holds a file that tells it ({known})"
         )
+        raise InvalidArgument(hinted(text, model_dir))
 
 
 def _backend_of_files(config: Any, model_dir: Path) -> str:

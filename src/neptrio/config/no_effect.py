@@ -6,11 +6,27 @@ still load, and their owners are told which fields do nothing here. Source: docs
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from neptrio.config.defaults import OWNERS, is_ensemble
 from neptrio.config.locate import Path
 
+# parameters of Python models and their processes: one that is nearly one of these is misspelt
+PARAMETERS = (
+    "isolation",
+    "ENVIRONMENT",
+    "EXECUTION_ENV_PATH",
+    "EXECUTE_TIMEOUT_SECONDS",
+    "INITIALIZE_TIMEOUT_SECONDS",
+    "FORCE_CPU_ONLY_INPUT_TENSORS",
+    "MEMORY_LIMIT_BYTES",
+    "READ_ONLY_INPUTS",
+    "RUN_AS_UID",
+    "RUN_AS_GID",
+    "THREADS",
+    "NICE",
+)
 ONNX = "onnxruntime"
 KERNEL = "kernel"
 
@@ -44,6 +60,15 @@ def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
     if optimization.gather_kernel_buffer_threshold:
         why = "has no effect: inputs are not gathered by a kernel"
         found.append((("optimization", "gather_kernel_buffer_threshold"), why))
+    if config.HasField("dynamic_batching") and config.max_batch_size == 0:
+        why = "batches nothing: max_batch_size is 0, so requests are executed one by one"
+        found.append((("dynamic_batching",), why))
+    for key in sorted(config.parameters):
+        near = [] if key in PARAMETERS else difflib.get_close_matches(key, PARAMETERS, 1, 0.85)
+        if near:
+            found.append(
+                (("parameters", key), f"'{key}' is no parameter of this server, did you mean '{near[0]}'?")
+            )
     for i, group in enumerate(config.instance_group):
         if group.profile:
             found.append((("instance_group", i, "profile"), "has no effect: profiles are TensorRT's"))

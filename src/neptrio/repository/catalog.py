@@ -74,7 +74,9 @@ class Catalog:
                     )
                 return model
             if self._rows(name) or self._versionless(name):
-                raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions")
+                failed = any(row.state is lifecycle.State.FAILED for row in self._rows(name).values())
+                why = "; it failed to load, the log and the repository index say why" if failed else ""
+                raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions{why}")
             raise _unknown(name)
         for what, text in (("model", name), ("version", version)):
             if len(text) > LONGEST_NAME:

@@ -28,6 +28,7 @@ from neptrio.backends import registry
 from neptrio.config import config_problems, defaults, labels, openai, sequence_config, validate_config
 from neptrio.config import model_config as model_config
 from neptrio.config.config_problems import Lost
+from neptrio.config.misplaced import hints
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
 from neptrio.config.problem import ERROR, WARNING, Problem
@@ -400,6 +401,8 @@ def _layout(checked: Checked, folder: Path) -> None:
     if "config.pbtxt" in names and "config.json" in names:
         text = "config.pbtxt counts, config.json beside it does not"
         checked.report(Problem(text, str(names["config.json"]), severity=WARNING))
+    for hint in hints(folder):
+        checked.report(Problem(hint, str(folder), severity=WARNING))
     for name, entry in sorted(names.items()):
         number = name.lstrip("v").lstrip("0")
         if entry.is_dir() and number.isdigit() and name != number:

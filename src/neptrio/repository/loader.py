@@ -24,6 +24,7 @@ import trio
 from neptrio.backends import registry
 from neptrio.config import defaults, groups, validate_config
 from neptrio.config import model_config as model_config
+from neptrio.config.misplaced import hinted
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
@@ -396,12 +397,13 @@ def _forget(found: Found) -> None:
     _release(found.folder)
 
 
-def no_version(name: str) -> InvalidArgument:
+def no_version(name: str, model_dir: Path) -> InvalidArgument:
     """The error for a folder without a version to load."""
-    return InvalidArgument(
+    text = (
         f"load failed for model '{name}': at least one version must be available under the version "
-        f"policy of model '{name}'\n"
+        f"policy of model '{name}'"
     )
+    return InvalidArgument(f"{hinted(text, model_dir)}\n")
 
 
 def version_failed(name: str, version: int, reason: str) -> InvalidArgument:

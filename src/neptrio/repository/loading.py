@@ -189,7 +189,7 @@ class Loading:
         children = tuple(ensemble_graph.child_names(config)) if defaults.is_ensemble(config) else ()
         if not found.versions:
             record.versionless = True
-            raise loader.no_version(name)
+            raise loader.no_version(name, found.model_dir)
         before = record.children
         self._catalog.compose(record, tuple(dict.fromkeys(before + children)))
         try:

@@ -236,6 +236,14 @@ case(
     + "expected number of inputs between 1 and 2 but got 0 inputs for model 'optional'. Got input(s) [], but "
     "missing required input(s) ['A']. Please provide all required input(s).",
 )
+case(
+    "one-input-too-many",
+    "simple",
+    both(inputs=[tensor(), tensor("INPUT1"), tensor("INPUT2")]),
+    UNKNOWN
+    + "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) ['INPUT0','INPUT1','INPUT2'], the "
+    "model takes ['INPUT0','INPUT1'].",
+)
 case("wrong-name", "simple", first(name="FOO"), "unexpected inference input 'FOO' for model 'simple'")
 case("duplicate-input", "simple", first(name="INPUT1"), UNKNOWN + "input 'INPUT1' already exists in request")
 MANY = [tensor(f"T{i}") for i in range(40)]
@@ -294,13 +302,15 @@ case(
     "batch-mismatch-beats-shape",
     "simple",
     first(shape=[2, 8]),
-    UNKNOWN + "input 'INPUT1' batch size does not match other inputs for 'simple'",
+    UNKNOWN
+    + "input 'INPUT1' batch size does not match other inputs for 'simple': it has 1 rows, input 'INPUT0' 2",
 )
 case(
     "rank-1",
     "simple",
     json.dumps({"inputs": [tensor(shape=[16]), tensor("INPUT1")]}).encode(),
-    UNKNOWN + "input 'INPUT1' batch size does not match other inputs for 'simple'",
+    UNKNOWN
+    + "input 'INPUT1' batch size does not match other inputs for 'simple': it has 1 rows, input 'INPUT0' 16",
 )
 case(
     "no-shape",

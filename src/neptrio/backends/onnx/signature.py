@@ -70,8 +70,25 @@ class Signature:
         return self.outputs
 
 
+def mistaken(path: Path) -> str:
+    """What a file is that is called like an ONNX model and is another kind of file; "" when it may be one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(24)
+    except OSError:
+        return ""
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer and not the model: run `git lfs pull` where the repository was cloned"
+    if head.startswith(b"PK"):
+        return "an archive, as torch.save() makes it, and no ONNX model: torch.onnx.export() writes one"
+    return ""
+
+
 def read(path: Path) -> Signature:
     """Reads the signature of an ONNX file. Raises InvalidArgument when it is not one."""
+    other = mistaken(path)
+    if other:
+        raise InvalidArgument(f"{path}: this is {other}")
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:

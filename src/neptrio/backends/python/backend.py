@@ -24,6 +24,7 @@ from neptrio.config import model_config as model_config
 from neptrio.config import time_limits
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import environment_path, isolated, parameter, sees_devices
+from neptrio.config.misplaced import hinted
 from neptrio.errors import Internal, InvalidArgument, TritonError, settled
 from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
 from neptrio.foreign import text_of
@@ -122,7 +123,8 @@ class PythonBackend(Backend):
         """The file with the TritonPythonModel class. Raises InvalidArgument when there is none."""
         path = cls.shared_file or context.version_dir / (context.config.default_model_filename or "model.py")
         if not path.is_file():
-            raise InvalidArgument(f"model '{context.name}' version {context.version} has no file {path}")
+            text = f"model '{context.name}' version {context.version} has no file {path}"
+            raise InvalidArgument(hinted(text, context.model_dir))
         return path
 
     @classmethod

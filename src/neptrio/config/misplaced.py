@@ -1,0 +1,42 @@
+"""Files in a model's folder that nobody reads, though somebody has surely meant them to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODELS = ("model.onnx", "model.py", "model.pt", "model.pt2", "model.plan", "model.xml", "model.savedmodel")
+
+
+def hints(model_dir: Path) -> list[str]:
+    """A sentence for each such file: a configuration in other letters, a model beside the version folders, an ONNX
+    file of another name. [] for a folder that cannot be read."""
+    found = []
+    try:
+        names = sorted(entry.name for entry in model_dir.iterdir())
+        versions = [name for name in names if name.isdigit() and (model_dir / name).is_dir()]
+        inside = {
+            version: sorted(entry.name for entry in (model_dir / version).iterdir()) for version in versions
+        }
+    except OSError:
+        return []
+    for name in names:
+        if name.lower() == "config.pbtxt" != name and "config.pbtxt" not in names:
+            found.append(f"'{name}' is not read: its name must be config.pbtxt, in lower case")
+        model = name in MODELS or name.endswith(".onnx")
+        if model and not any(name in files for files in inside.values()):
+            folder = versions[0] if versions else "1"
+            found.append(
+                f"'{name}' is not read, it lies beside the version folders: move it to '{folder}/{name}'"
+            )
+    for version, files in inside.items():
+        onnx = [name for name in files if name.endswith(".onnx")]
+        if onnx and "model.onnx" not in onnx:
+            found.append(
+                f"'{version}/{onnx[0]}' is not read: call it model.onnx, or name it in default_model_filename"
+            )
+    return found
+
+
+def hinted(text: str, model_dir: Path) -> str:
+    """An error's text with the hints for that folder."""
+    return "; ".join([text, *hints(model_dir)])

@@ -1,0 +1,128 @@
+"""What people get wrong in a model's folder: the start, the load verb and `neptrio check` say the same, and what to do."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support import onnx_models
+from tests.support.control import infer, load
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n"
+IO = "".join(
+    f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ 4 ] }} '
+    for kind, name in (("input", "INPUT0"), ("output", "OUTPUT0"))
+)
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n"
+
+
+def archive() -> bytes:
+    """What torch.save() writes begins like this."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("archive/data.pkl", b"")
+    return file.getvalue()
+
+
+# model -> (its files, what is said of it)
+WRONG = {
+    "loose": (
+        {"model.onnx": onnx_models.identity()},
+        "'model.onnx' is not read, it lies beside the version folders: move it to '1/model.onnx'",
+    ),
+    "beside": (
+        {"model.py": MODEL, "1/notes.txt": ""},
+        "'model.py' is not read, it lies beside the version folders: move it to '1/model.py'",
+    ),
+    "weights": (
+        {"1/weights.onnx": onnx_models.identity()},
+        "'1/weights.onnx' is not read: call it model.onnx, or name it in default_model_filename",
+    ),
+    "letters": ({"Config.pbtxt": 'backend: "identity"', "1/notes.txt": ""}, "'Config.pbtxt' is not read"),
+    "pointer": ({"1/model.onnx": POINTER}, "this is a Git LFS pointer and not the model: run `git lfs pull`"),
+    "archive": (
+        {"1/model.onnx": archive()},
+        "this is an archive, as torch.save() makes it, and no ONNX model",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    for name, (files, _) in WRONG.items():
+        for file, content in files.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    write_model(
+        folder, "absent", f'backend: "python" {IO}', {"1/model.py": f"import nowhere_to_be_found\n{MODEL}"}
+    )
+    misspelt = 'parameters { key: "isolatoin" value { string_value: "none" } }'
+    write_model(folder, "doubtful", f'backend: "identity" {IO} dynamic_batching {{ }} {misspelt}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
+    flags = ("--exit-on-error=false", "--model-control-mode=explicit", "--load-model=*")
+    with ServerProcess(repository, *flags) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def checked(repository: Path) -> str:
+    command = [sys.executable, "-m", "neptrio", "check", str(repository)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_the_start_a_load_and_the_check_say_the_same(server: ServerProcess, checked: str, name: str) -> None:
+    text = WRONG[name][1]
+    assert text in server.log()
+    assert text in load(server, name).body.decode().replace("\\u0060", "`")
+    assert any(f": {name}: " in line and text in line for line in checked.splitlines())
+
+
+@pytest.mark.slow
+def test_a_missing_package_names_the_interpreter_and_the_ways_out(
+    server: ServerProcess, checked: str
+) -> None:
+    said = (
+        f"No module named 'nowhere_to_be_found' (the model runs with {sys.executable}: install the package there, or "
+        "give the model an environment of its own with the parameter EXECUTION_ENV_PATH)"
+    )
+    assert said in server.log() and said in load(server, "absent").body.decode()
+    assert "imports 'nowhere_to_be_found', which is not installed here" in checked
+
+
+@pytest.mark.slow
+def test_what_has_no_effect_is_said(server: ServerProcess, checked: str) -> None:
+    for said in (
+        "batches nothing: max_batch_size is 0",
+        "'isolatoin' is no parameter of this server, did you mean 'isolation'?",
+    ):
+        assert said in server.log() and said in checked
+
+
+@pytest.mark.slow
+def test_a_model_that_failed_is_not_just_unknown(server: ServerProcess) -> None:
+    with (
+        httpclient.InferenceServerClient(server.http) as client,
+        pytest.raises(
+            InferenceServerException, match=r"'absent' has no available versions; it failed to load, the log"
+        ) as info,
+    ):
+        infer(client, "absent")
+    assert info.value.status() == "404"
