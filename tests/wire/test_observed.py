@@ -54,10 +54,10 @@ def stub(observed: ServerProcess) -> Iterator[Any]:
         ("versions/versions/" + "9" * 20, 400, STOL.format("9" * 20)),
         ("Simple", 404, LOST + "'Simple' is not found"),
         ("si%6dple", 404, LOST + "'si%6dple' is not found"),
-        ("simple/", 404, "Not Found"),
-        ("simple/versions/1a", 404, "Not Found"),
-        ("simple/versions/", 404, "Not Found"),
-        ("/config", 404, "Not Found"),
+        ("simple/", 404, "Not Found: GET /docs lists what there is"),
+        ("simple/versions/1a", 404, "Not Found: GET /docs lists what there is"),
+        ("simple/versions/", 404, "Not Found: GET /docs lists what there is"),
+        ("/config", 404, "Not Found: GET /docs lists what there is"),
     ],
 )
 def test_lookups_that_fail(client: Http1, path: str, status: int, error: str) -> None:

@@ -49,6 +49,7 @@ VERB_CATEGORIES = {
     "openai_chat": "inference",
     "openai_embeddings": "inference",
     "reference": "metadata",
+    "home": "metadata",
     "infer": "inference",
     "infer_stream": "inference",
     "generate": "inference",
@@ -120,7 +121,14 @@ METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), (OPERATE,)),
     **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
 }
-OF_ALL = ("server_metadata", "openapi", "reference", "openai_models", *OPENAI)  # verbs that concern no model
+OF_ALL = (
+    "server_metadata",
+    "openapi",
+    "reference",
+    "home",
+    "openai_models",
+    *OPENAI,
+)  # verbs that concern no model
 # gRPC method -> the field of its request that has the model's name; methods that are not listed concern all models
 MODEL_FIELDS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),

@@ -29,9 +29,9 @@ def test_infer_refusals(
     [
         ("GET", "/v2/health/live", 200, b""),
         ("GET", "/v2/health/ready", 200, b""),
-        ("GET", "/v2/health/live/", 404, b'{"error":"Not Found"}'),
-        ("GET", "/v2/Health/live", 404, b'{"error":"Not Found"}'),
-        ("GET", "/", 404, b'{"error":"Not Found"}'),
+        ("GET", "/v2/health/live/", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
+        ("GET", "/v2/Health/live", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
+        ("GET", "/nowhere", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
         ("POST", "/v2/health/live", 405, b'{"error":"Method Not Allowed"}'),
         ("GET", "/v2/models/simple/infer", 405, b'{"error":"Method Not Allowed"}'),
         ("GET", "/v2/models/simple/generate", 405, b'{"error":"Method Not Allowed"}'),
@@ -41,8 +41,18 @@ def test_infer_refusals(
         ("GET", "/v2/models/simple/versions/01/ready", 200, b""),
         ("GET", "/v2/models/nope/ready", 400, b'{"error":"Model version not ready"}'),
         ("GET", "/v2/models/simple/versions/9/ready", 400, b'{"error":"Model version not ready"}'),
-        ("GET", "/v2/models/simple/versions/abc/ready", 404, b'{"error":"Not Found"}'),
-        ("GET", "/v2/models/simple/versions/-1", 404, b'{"error":"Not Found"}'),
+        (
+            "GET",
+            "/v2/models/simple/versions/abc/ready",
+            404,
+            b'{"error":"Not Found: GET /docs lists what there is"}',
+        ),
+        (
+            "GET",
+            "/v2/models/simple/versions/-1",
+            404,
+            b'{"error":"Not Found: GET /docs lists what there is"}',
+        ),
         ("GET", "/v2/models/nope", 404, b'{"error":"Request for unknown model: \'nope\' is not found"}'),
         (
             "GET",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from neptrio.transport.rest.openapi.document import templates
 from neptrio.transport.rest.openapi.operations import OPERATIONS
 from neptrio.transport.rest.openapi.page import STYLE
 from tests.support.http import Http1
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
 REFERENCE = re.compile(r'"#/components/schemas/(\w+)"')
@@ -75,6 +79,30 @@ class _Page(HTMLParser):
         self.attributes |= set(given)
         self.ids |= {given["id"]} if "id" in given else set()
         self.links += [given["href"]] if "href" in given else []
+
+
+def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -> None:
+    write_model(
+        tmp_path, "it's <b>", identity_config(pairs=1)
+    )  # a name that neither a page nor a shell may take amiss
+    write_model(tmp_path, "plain", identity_config(pairs=1), versions=(1, 2))
+    with ServerProcess(tmp_path) as server, Http1(server.http) as client:
+        pages = [client.request("GET", path) for path in ("/docs", "/")]
+        nowhere = client.request("GET", "/nowhere")
+        assert [page.status for page in pages] == [200, 200] and pages[0].body == pages[1].body
+        text = pages[0].body.decode()
+        assert "<b>" not in text and text.count("<code>plain</code>") == 1
+        commands = [html.unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", text)]
+        assert len(commands) == 2
+        assert all(
+            " http://localhost/" in c or " 'http://localhost/" in c for c in commands
+        )  # as the client said
+        (plain,) = [command for command in commands if "/plain/" in command]
+        plain = plain.replace("localhost", server.http)
+        done = subprocess.run(plain, shell=True, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["model_name"] == "plain"
+        assert shlex.split(commands[0])[2].endswith("/v2/models/it's <b>/infer")
+    assert nowhere.status == 404 and b"/docs" in nowhere.body
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Cancelled, Internal, InvalidArgument, TritonError, raise_it
 from neptrio.limits import LONGEST_NAME, MIN_BYTES_PER_SECOND, body_bytes
-from neptrio.loop.slices import gathered, in_slices
+from neptrio.loop.slices import Slices, gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
@@ -177,7 +177,7 @@ class RestApp:
             if preflight is not None:
                 return 200, preflight, []
         if route is None:
-            return 404, JSON, [b'{"error":"Not Found"}']
+            return 404, JSON, [b'{"error":"Not Found: GET /docs lists what there is"}']
         forwarded: Forwarded | None = None
         if self._policy is not None:
             scope[CLIENT] = self._policy.check(
@@ -355,7 +355,21 @@ class RestApp:
         return 200, JSON, [dump_json(openapi.document())]
 
     async def _reference(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, PAGE, [openapi.page()]
+        """The page, with the models that the client may see."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost:8000")
+        owner = scope.get(CLIENT)
+        found: dict[str, Any] = {}  # the newest version counts
+        slices = Slices()
+        for model in self._services.metadata.serving():
+            if owner is None or owner.client.covers(model.name):
+                found[model.name] = model.config
+                if len(found) > openapi.MOST_MODELS:
+                    break
+            await slices.rest()
+        scheme = scope.get("scheme", "http")
+        return 200, PAGE, [openapi.page(found.values(), f"{scheme}://{host.decode('latin-1')}")]
+
+    _home = _reference
 
     async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]

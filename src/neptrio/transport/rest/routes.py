@@ -60,6 +60,7 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("openai_embeddings", "/v1/embeddings", ("POST",)),
         ("openapi", r"/openapi\.json", ("GET",)),
         ("reference", "/docs", ("GET",)),
+        ("home", "/", ("GET",)),
     )
 )
 

@@ -5,6 +5,6 @@ what goes in and out. A route without an operation fails when the document is ma
 """
 
 from neptrio.transport.rest.openapi.document import document
-from neptrio.transport.rest.openapi.page import page
+from neptrio.transport.rest.openapi.page import MOST_MODELS, page
 
-__all__ = ["document", "page"]
+__all__ = ["MOST_MODELS", "document", "page"]

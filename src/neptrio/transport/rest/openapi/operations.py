@@ -273,5 +273,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         more="See docs/openai.md.",
     ),
     ("openapi", "GET"): Operation("This document", "metadata", {JSON: "OpenApi"}),
-    ("reference", "GET"): Operation("This document as a page", "metadata", {HTML: ""}),
+    ("reference", "GET"): Operation(
+        "This document as a page, with the models that serve", "metadata", {HTML: ""}
+    ),
+    ("home", "GET"): Operation("The same page", "metadata", {HTML: ""}),
 }
