@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -176,3 +177,18 @@ def test_a_batch_with_too_few_rows() -> None:
     with server.running() as running:
         with pytest.raises(neptrio.TritonError, match="'b' must have a row for each of the batch's 2"):
             running.model("short").infer({"a": [[1], [2]]})
+
+
+def test_what_a_function_model_takes_is_in_every_signature() -> None:
+    """Names, types and defaults, for help() and editors, wherever a function can be made a model."""
+    wanted = [p for p in inspect.signature(FunctionModel).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert len(wanted) == 7
+    for maker in (neptrio.Server.model, neptrio.Server.add, neptrio.RunningServer.add):
+        given = inspect.signature(maker).parameters.values()
+        assert [p for p in given if p.kind is p.KEYWORD_ONLY] == wanted
+        assert not any(p.kind is p.VAR_KEYWORD for p in given)
+
+
+def test_what_is_public_is_what_dir_shows() -> None:
+    assert dir(neptrio) == sorted(neptrio.__all__)
+    assert all(hasattr(neptrio, name) for name in neptrio.__all__)

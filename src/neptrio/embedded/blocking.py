@@ -6,7 +6,7 @@ The server runs on a thread of its own; any number of threads may call at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,6 +18,7 @@ from neptrio.embedded.mail import ThreadMail
 from neptrio.embedded.model import AHEAD, ModelHandle, SequenceState, opened
 from neptrio.embedded.options import InferOptions
 from neptrio.embedded.response import Response
+from neptrio.embedded.signature import Tensors
 from neptrio.request.infer_request import InferResponse
 
 if TYPE_CHECKING:
@@ -132,9 +133,30 @@ class RunningServer:
         """A model of this server. It need not be loaded yet."""
         return BlockingModel(self._engine, name, version)
 
-    def add(self, function: Any, *, replace: bool = False, **options: Any) -> BlockingModel:
+    def add(
+        self,
+        function: Callable[..., Any],
+        *,
+        replace: bool = False,
+        name: str = "",
+        inputs: Tensors | None = None,
+        outputs: Tensors | None = None,
+        max_batch_size: int = 0,
+        batching: bool | Mapping[str, Any] = True,
+        instances: int = 1,
+        config: Mapping[str, Any] | None = None,
+    ) -> BlockingModel:
         """Makes a function a model and loads it: see Server.add(). Raises TritonError, TypeError, ValueError."""
-        made = FunctionModel(function, **options)
+        made = FunctionModel(
+            function,
+            name=name,
+            inputs=inputs,
+            outputs=outputs,
+            max_batch_size=max_batch_size,
+            batching=batching,
+            instances=instances,
+            config=config,
+        )
         replaces = replace or not self._engine.ask(control.serves, made.name)
         with self._server._added(made, replaces):
             self._engine.ask(control.load, made.name, None, None)

@@ -31,6 +31,7 @@ from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.functions_folder import FunctionsFolder
 from neptrio.embedded.model import Model
 from neptrio.embedded.setting_values import checked
+from neptrio.embedded.signature import Tensors
 from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
 
@@ -73,13 +74,37 @@ class Server:
     @overload
     def model(self, function: Callable[..., Any], /) -> Callable[..., Any]: ...
     @overload
-    def model(self, /, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    def model(
+        self,
+        /,
+        *,
+        name: str = "",
+        inputs: Tensors | None = None,
+        outputs: Tensors | None = None,
+        max_batch_size: int = 0,
+        batching: bool | Mapping[str, Any] = True,
+        instances: int = 1,
+        config: Mapping[str, Any] | None = None,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
-    def model(self, first: Any = None, version: str = "", /, **options: Any) -> Any:
+    def model(
+        self,
+        first: Any = None,
+        version: str = "",
+        /,
+        *,
+        name: str = "",
+        inputs: Tensors | None = None,
+        outputs: Tensors | None = None,
+        max_batch_size: int = 0,
+        batching: bool | Mapping[str, Any] = True,
+        instances: int = 1,
+        config: Mapping[str, Any] | None = None,
+    ) -> Any:
         """A model of this server by its name; or, as a decorator, makes a function or class a model.
 
-        As a decorator it takes what embedded.functions.FunctionModel takes: name, inputs, outputs, max_batch_size,
-        batching, instances, config. It must be applied before the server starts; add() works later too.
+        As a decorator it takes what embedded.functions.FunctionModel explains. It must be applied before the server starts;
+        add() works later too.
         """
         if isinstance(first, str):
             return Model(self._running(), first, version)
@@ -87,19 +112,50 @@ class Server:
             raise RuntimeError("the server has started: use add() for one more function")
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._new(function, **options)
+            self._new(
+                function,
+                name=name,
+                inputs=inputs,
+                outputs=outputs,
+                max_batch_size=max_batch_size,
+                batching=batching,
+                instances=instances,
+                config=config,
+            )
             return function
 
         return decorate if first is None else decorate(first)
 
-    async def add(self, function: Callable[..., Any], *, replace: bool = False, **options: Any) -> Model:
+    async def add(
+        self,
+        function: Callable[..., Any],
+        *,
+        replace: bool = False,
+        name: str = "",
+        inputs: Tensors | None = None,
+        outputs: Tensors | None = None,
+        max_batch_size: int = 0,
+        batching: bool | Mapping[str, Any] = True,
+        instances: int = 1,
+        config: Mapping[str, Any] | None = None,
+    ) -> Model:
         """Makes a function a model of the running server, and loads it. Options as for model().
 
         `replace`: instead of the function model of that name, if there is one; without it, one that is loaded stays, and
         ValueError is raised. Raises TritonError, or TypeError for a function that cannot be a model; the server's functions
         are then those from before.
         """
-        engine, made = self._running(), FunctionModel(function, **options)
+        engine = self._running()
+        made = FunctionModel(
+            function,
+            name=name,
+            inputs=inputs,
+            outputs=outputs,
+            max_batch_size=max_batch_size,
+            batching=batching,
+            instances=instances,
+            config=config,
+        )
         replaces = replace or not await engine.reach(control.serves, made.name)
         with self._added(made, replaces):
             await engine.reach(control.load, made.name, None, None)
