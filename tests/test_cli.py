@@ -212,6 +212,25 @@ def test_placement_that_this_server_does_not_have_does_not_end_a_start(flag: str
     assert warning.startswith(f"{flag.partition('=')[0]} has no effect: ")
 
 
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        (
+            "python,isolatoin=none",
+            ["--backend-config=python,isolatoin is no setting of this server, did you mean 'isolation'?"],
+        ),
+        (
+            "enviroment=minimal",
+            ["--backend-config=enviroment is no setting of this server, did you mean 'environment'?"],
+        ),
+        ("python,isolation=none", []),
+        ("python,shm-default-byte-size=1", []),  # one of Triton's
+    ],
+)
+def test_a_misspelt_backend_setting_is_said(given: str, warned: list[str]) -> None:
+    assert serving.settings_of([REPOSITORY, f"--backend-config={given}"])[1] == warned
+
+
 def test_a_folder_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

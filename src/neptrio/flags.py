@@ -41,6 +41,18 @@ MISSING: dict[str, tuple[str, str | None]] = {
     "--vertex-ai-default-model": ("the Vertex AI endpoint", None),
 }
 
+# settings of --backend-config: one that is nearly one of these is misspelt
+BACKEND_SETTINGS = (
+    "isolation",
+    "environment",
+    "environment-cache-directory",
+    "execution-env-path",
+    "initialize-timeout-seconds",
+    "is-ready-timeout-seconds",
+    "allowed-directory",
+    "default-max-batch-size",
+)
+
 # flags of threads and pools that this server has no counterpart of
 NO_EFFECT = {
     "--http-thread-count": "one thread serves all connections",
@@ -374,6 +386,12 @@ def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str
         else:
             parser.error(f"unknown flag '{flag}'{nearest(flag, [*known, *NO_EFFECT, *MISSING])}")
     return warnings
+
+
+def misspelt(key: str) -> str:
+    """The setting of --backend-config that was probably meant, "" for a key that is one or like none."""
+    near = difflib.get_close_matches(key, BACKEND_SETTINGS, 1, 0.85)
+    return near[0] if near and near[0] != key else ""
 
 
 def _same(value: str, off: str) -> bool:

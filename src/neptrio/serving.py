@@ -361,6 +361,9 @@ def settings_of(
     backends = {backend: dict(said) for backend, said in more.get("backend_config", {}).items()}
     for backend, key, value in values["backend_config"]:
         backends.setdefault(backend, {})[key] = value
+        if meant := flags.misspelt(key):
+            given = f"{backend},{key}" if backend else key
+            warnings.append(f"--backend-config={given} is no setting of this server, did you mean '{meant}'?")
     values["backend_config"] = backends
     for name, value in values.items():
         if isinstance(value, list):
