@@ -157,12 +157,12 @@ def test_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         {**tensor(2, "TENSOR_BACKEND_OUTPUT", "out", '"a,b","c\\"d"', "BYTES"), **meta(2, "step", 1)},
     ]
     lines, _ = report(tmp_path, capsys, content)
-    bar = "=" * 58
+    bar, inner = "=" * 58, "=" * 50
     assert lines[1:] == [
         "Data Flow:",
-        "  " + bar, "  Name: ensemble", "  Version: 1", "  QUEUE_INPUT:", "    in: [1 2]", "  " + bar,
-        "    " + bar, "    Name: step", "    Version: 1", "    BACKEND_OUTPUT:",
-        "      out: ['a,b' 'c\"d']", "    " + bar,
+        "  " + bar, "  Name: ensemble", "  Version:1", "  QUEUE_INPUT:", "    in: [1 2]", "  " + bar,
+        "    " + inner, "    Name: step", "    Version:1", "    BACKEND_OUTPUT:",
+        "      out: ['a,b' 'c\"d']", "    " + inner,
     ]  # fmt: skip
 
 

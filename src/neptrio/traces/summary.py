@@ -308,14 +308,15 @@ def flow_lines(traces: list[Trace]) -> Iterator[str]:
 
 def _flow(trace: Trace, known: dict[int, Trace], depth: int) -> Iterator[str]:
     pad = "  " * depth
-    yield pad + "=" * 58
+    line = pad + "=" * (50 if trace.parent else 58)  # as the public tool's users know it
+    yield line
     yield f"{pad}Name: {trace.model}"
-    yield f"{pad}Version: {trace.version}"
+    yield f"{pad}Version:{trace.version}"
     for activity, tensor in trace.tensors:
         yield f"{pad}{activity.removeprefix('TENSOR_')}:"
         text = _tensor(tensor).replace("\n", "\n" + pad + "    ")
         yield f"{pad}  {tensor.get('name', '')}: {text}"
-    yield pad + "=" * 58
+    yield line
     for child in sorted((t for t in known.values() if t.parent == trace.id), key=lambda t: t.id):
         yield from _flow(child, known, depth + 1)
 
