@@ -1,5 +1,7 @@
 # The system calls of a connection: receive() reads into a buffer that all connections of a thread share, receive_at() elsewhere,
 # SocketWriterCore sends. Trio thread only.
+from libc.stdint cimport int64_t
+
 cdef enum:
     RECEIVE = 262144        # the bytes of that buffer
 
@@ -16,11 +18,15 @@ cdef class SocketWriterCore:
     cdef public bint full            # the kernel took less than it was given
     cdef public Py_ssize_t pending   # bytes that the kernel has not taken yet
     cdef public bint broken
+    cdef int64_t gone                # pending bytes that the kernel has taken so far, in total
+    cdef list watchers               # (value of `gone` that is waited for, callback), None = nobody waits
     cdef public object queue         # deque of memoryviews of these bytes  # type: deque[memoryview]
     cpdef send(self, list buffers)
     cpdef append(self, list buffers)
     cpdef drop(self, Py_ssize_t sent)
     cpdef fail(self)
+    cpdef bint when_taken(self, object callback) except -1
+    cdef int tell_watchers(self) except -1
     cpdef ssize_t send_pending(self) except -2
     cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2
     cdef bint congested_now(self) noexcept

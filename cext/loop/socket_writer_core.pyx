@@ -17,6 +17,7 @@ somebody waits for the loop, the rest follows in a later pass of it.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
 
@@ -323,6 +324,7 @@ cdef class SocketWriterCore:
     cpdef drop(self, Py_ssize_t sent):
         """Removes the first `sent` pending bytes: the kernel has taken them."""
         self.pending -= sent
+        self.gone += sent
         while sent > 0:
             first = self.queue[0]
             if len(first) <= sent:
@@ -331,10 +333,33 @@ cdef class SocketWriterCore:
             else:
                 self.queue[0] = first[sent:]
                 sent = 0
+        if self.watchers is not None:
+            self.tell_watchers()
+
+    cpdef bint when_taken(self, object callback) except -1:
+        # type: (Callable[[], None]) -> bool
+        """Has callback() called once when the kernel has taken what is pending now, or the writer is broken. False: nothing
+        is pending; it is not called."""
+        if not self.pending or self.broken:
+            return False
+        if self.watchers is None:
+            self.watchers = []
+        self.watchers.append((self.gone + self.pending, callback))
+        return True
+
+    cdef int tell_watchers(self) except -1:
+        cdef list watchers = self.watchers
+        while watchers and (self.broken or <int64_t>watchers[0][0] <= self.gone):
+            watchers.pop(0)[1]()
+        if not watchers:
+            self.watchers = None
+        return 0
 
     cpdef fail(self):
         """Drops pending output: the peer is gone."""
         self.broken = True
+        if self.watchers is not None:
+            self.tell_watchers()
         self.fd = -1     # the number may soon belong to another connection
         self.queue.clear()
         self.pending = 0

@@ -9,13 +9,13 @@ cext/observe/trace_sampler decides which requests are traced and where records g
 Rules:
  1. A trace is finished when all its parts have ended: the root, and all its ensemble steps and BLS calls.
  2. A child's id is greater than its parent's.
- 3. A part ends with its final response; a root that came over the network ends when that response was sent: when this
-    process has flushed the connection, or given it to a front end, or when a transport that sends later says so.
+ 3. A part ends with its final response; a root that came over the network ends when that response was sent: when the kernel
+    has taken all of it, or this process has given it to a front end, or when a transport that sends later says so.
  4. A part that is closed no longer changes, and refers to no model.
 
 A part's state says who tells that the answers made so far were sent:
 
-    PASS       the loop pass, when it has flushed the connection that they went to. So a part begins
+    PASS       the loop pass, when it has flushed the connection that they went to and the kernel has taken them. So a part begins
     TRANSPORT  the transport, which sends later: it owes abandon() in the end
     WORKER     the transport, once a worker has prepared a response: go_on() is owed for each hold()
     CLOSED     nobody: the part has ended
@@ -271,8 +271,18 @@ cdef class Trace:
             self.sampler.loop_pass.connections.append(self)
             return
         self.flushing = False
-        if not self.deferred:
-            self.sent()
+        if self.deferred or self.request is None:
+            return
+        if not self.abandoned and self.request.responder is not None and self.request.responder.waits_for_kernel(
+                self.request, self.look):
+            self.flushing = True
+            return
+        self.sent()
+
+    def look(self):
+        """Called by the transport: the kernel has taken more of what was answered, or nobody waits for that any more."""
+        self.sampler.loop_pass.connections.append(self)
+        self.sampler.loop_pass.soon()
 
     cdef object sent(self):
         """Everything answered so far was handed to the network."""

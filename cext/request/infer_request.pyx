@@ -216,6 +216,15 @@ cdef class Responder:
         """
         return False
 
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
+        # type: (..., Callable[[], None]) -> bool
+        """Called of an answered request once its connection was flushed.
+
+        True: the kernel has not taken the whole answer yet, and callback() will be called once, on the trio thread, when
+        it has taken more of it, or nobody waits for it. False: it has, or nobody knows; callback is not kept.
+        """
+        return False
+
 
 cdef class Owner:
     """A client that requests are sent by: see infer_request.pxd."""

@@ -100,6 +100,10 @@ cdef class ExchangeCore(Responder):
         self.keep_alive = True
         self.protocol = HTTP_PROTOCOL
 
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
+        # type: (..., Callable[[], None]) -> bool
+        return self.connection.writer.when_taken(callback)
+
     def disconnect(self, services):
         # type: (Services) -> None
         """The peer is gone: cancels the request."""

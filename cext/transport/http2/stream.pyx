@@ -159,6 +159,8 @@ cdef class Stream:
         self.out_bytes = 0
         self.outbox = []
         self.out_first = self.out_at = 0
+        if self.on_taken is not None:
+            self._taken()
         return 0
 
     cpdef int over(self) except -1:
@@ -233,6 +235,22 @@ cdef class Stream:
         self.out_bytes -= n
         self.moved += n
         self.account.count_out(-n)
+        if self.on_taken is not None and self.out_bytes == 0:
+            self._taken()
+        return 0
+
+    cpdef bint when_taken(self, object callback) except -1:
+        # type: (Callable[[], None]) -> bool
+        """Has callback() called once when the session has taken the whole answer, or it was dropped. False: nothing is left
+        of it; it is not called."""
+        if not self.out_bytes or self.ended:
+            return False
+        self.on_taken = callback
+        return True
+
+    cdef int _taken(self) except -1:
+        callback, self.on_taken = self.on_taken, None
+        callback()
         return 0
 
     def take(self, Py_ssize_t limit):

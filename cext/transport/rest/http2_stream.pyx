@@ -52,6 +52,11 @@ cdef class PlainResponder(Responder):
             return
         (<RestStream>request.context).answer(request, response)
 
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
+        # type: (..., Callable[[], None]) -> bool
+        cdef RestStream stream = <RestStream>request.context
+        return stream.when_taken(callback) or stream.connection.writer.when_taken(callback)
+
 
 cdef PlainResponder _responder = PlainResponder()
 _responder.protocol = HTTP_PROTOCOL

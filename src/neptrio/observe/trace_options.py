@@ -13,7 +13,7 @@ from typing import Any
 
 from neptrio.errors import InvalidArgument
 from neptrio.observe.span_options import SpanOptions
-from neptrio.observe.trace_settings import DEFAULTS, LEVELS, check_values, scalar
+from neptrio.observe.trace_settings import DEFAULTS, LEVELS, scalar
 
 CONFIG_KEYS = {
     "level": "trace_level",
@@ -108,7 +108,7 @@ def span_options(options: TraceOptions) -> SpanOptions | None:
 
 def start_values(options: TraceOptions) -> dict[str, Any]:
     """The start value of every trace setting, from --trace-config or the older --trace-* flags. Raises ValueError."""
-    mode, found, _ = _split(options)
+    _, found, _ = _split(options)
     span_options(options)
     texts = {CONFIG_KEYS[key]: value for key, value in found if key != "level"}
     levels = [value for key, value in found if key == "level"]
@@ -126,16 +126,16 @@ def start_values(options: TraceOptions) -> dict[str, Any]:
     levels += options.level
     values = dict(DEFAULTS)
     for level in levels:
+        level = level.upper()
         if level not in ("OFF", "MIN", "MAX", *LEVELS):
             raise ValueError(f"unknown trace level '{level}', expected OFF, TIMESTAMPS or TENSORS")
         if level == "OFF" and len(levels) > 1:
             raise ValueError("Expect only one trace level 'OFF' is specified")
-    asked = {"TIMESTAMPS" if level in ("MIN", "MAX") else level for level in levels}
+    asked = {"TIMESTAMPS" if level.upper() in ("MIN", "MAX") else level.upper() for level in levels}
     values["trace_level"] = tuple(level for level in LEVELS if level in asked)
     try:
         for field, text in texts.items():
             values[field] = scalar(field, text, "flag")
-        check_values(values, True, mode)
     except InvalidArgument as error:
         raise ValueError(f"trace settings: {error}") from None
     return values

@@ -93,8 +93,7 @@ class TraceTable:
     """The command line's values, the global scope, and the scopes of models with settings of their own."""
 
     def __init__(self, start: Mapping[str, Any], mode: str = "triton") -> None:
-        """`start` has a value for every field. Raises InvalidArgument when the values contradict each other."""
-        check_values(start, True, mode)
+        """`start` has a value for every field. A rate or a count of 0 traces nothing until it is changed."""
         self.mode = mode
         self.start = dict(start)
         self.globals = Scope({}, self.start)

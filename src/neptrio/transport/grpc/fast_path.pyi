@@ -1,4 +1,5 @@
 # The types of cext/transport/grpc/fast_path.pyx, which says what everything does; written by tools/make_stubs.py.
+from collections.abc import Callable
 from typing import Any
 
 from neptrio.errors import Code, TritonError
@@ -13,6 +14,7 @@ UNARY_RESPONDER: Responder
 
 class UnaryResponder(Responder):
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None]) -> bool: ...
 
 class UnaryCore(GrpcStream):
     _connection: Http2Core

@@ -1,5 +1,6 @@
 # The types of cext/transport/http1/fast_path.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -21,6 +22,7 @@ class ExchangeCore(Responder):
     complete: bool
     keep_alive: bool
     held: int
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None]) -> bool: ...
     def disconnect(self, services: Services) -> None: ...
 
 class FastPathExchange(ExchangeCore):

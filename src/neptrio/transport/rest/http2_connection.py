@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -88,6 +89,9 @@ class Http2Exchange(HttpExchange):
 
     def hold(self, size: int) -> None:
         self._stream.serve(size)
+
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        return self._stream.when_taken(callback) or self.connection.writer.when_taken(callback)
 
     # ------------------------------------------------------------ input
 

@@ -1,4 +1,5 @@
 # The types of cext/transport/rest/http2_stream.pyx, which says what everything does; written by tools/make_stubs.py.
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -11,6 +12,7 @@ from neptrio.transport.http2.session import Headers, Http2Session
 
 class PlainResponder(Responder):
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None]) -> bool: ...
 
 class RestHttp2Core(Http2Core):
     fast_path: bool
