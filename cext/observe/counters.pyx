@@ -183,6 +183,8 @@ cdef class ModelCounters:
             return 0
         add(&self.success, total)
         self.request_histogram.add(total)
+        if self.first_response is not None and not r.model.decoupled:  # its only one
+            self.first_response.record(max(total, 0) // 1000000)
         if r.cache_hit:
             waited = s[<int>CACHE_LOOKUP_START] - s[<int>QUEUE_START]
             c_in = s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]

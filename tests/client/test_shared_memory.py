@@ -366,6 +366,12 @@ def test_disabled_by_default(tmp_path: Any) -> None:
             with module.InferenceServerClient(address) as client:
                 with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
                     client.register_system_shared_memory("a", "/x", 4)
+                for status in (client.get_system_shared_memory_status, client.get_cuda_shared_memory_status):
+                    if module is grpcclient:
+                        assert not status().regions
+                        continue
+                    with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
+                        status()
                 tensor = module.InferInput("INPUT0", [2, 16], "INT32")
                 tensor.set_shared_memory("a", 128)
                 with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):

@@ -283,6 +283,17 @@ def test_endless_streams_do_not_grow_statistics_for_ever() -> None:
     assert got[str(MAX_RESPONSE_KEYS - 1)]["success"]["count"] == 11
 
 
+def test_the_only_response_of_other_models_is_their_first() -> None:
+    model = make_model()
+    model.counters.enable_first_response((0.001, 10_000))
+    complete(make_request(model, **EXECUTED), out(), True)
+    complete(make_request(model, **EXECUTED), InferResponse(None, TritonError("no answer")), True)
+    histogram = model.counters.first_response
+    assert sum(histogram.counts) == 1 and histogram.sum == (
+        stats(model)["inference_stats"]["success"]["ns"] // 1_000_000
+    )
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_summaries_and_first_response(cached: bool) -> None:
     model = make_model(decoupled=True)

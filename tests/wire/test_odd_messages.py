@@ -71,7 +71,8 @@ UNKNOWN = "Request for unknown model: '' is not found"
         ("ModelStatistics", NUMBER_AS_NAME, "OK"),
         ("ModelReady", NUMBER_AS_NAME, "OK"),
         ("RepositoryIndex", NUMBER_AS_NAME, "OK"),
-        ("SystemSharedMemoryStatus", NUMBER_AS_NAME, "UNIMPLEMENTED"),
+        ("SystemSharedMemoryStatus", NUMBER_AS_NAME, "OK"),
+        ("CudaSharedMemoryStatus", NUMBER_AS_NAME, "OK"),
         ("ModelMetadata", b"\x0a\x01\xff", "INVALID_ARGUMENT"),  # not UTF-8
         ("ModelMetadata", b"\x0a\x05m", "INVALID_ARGUMENT"),  # cut off
     ],

@@ -65,6 +65,7 @@ cdef enum:
     LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
 
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
+cdef bytes TOO_MANY_PINGS = b"too_many_pings"
 
 
 cdef class Session:
@@ -95,6 +96,7 @@ cdef class Session:
     cdef readonly int64_t begun    # frames that have begun
     cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
     cdef bint flooded
+    cdef bint pinged_too_often
     cdef bint holding              # connection credit is being withheld
     cdef Py_ssize_t held_credit
     cdef bint has_output
@@ -189,8 +191,13 @@ cdef class Session:
             self.dead = True
             if self.failure is None:
                 self.failure = nghttp2_strerror(<int>rv).decode()
-            nghttp2_session_terminate_session(
-                self.session, _ENHANCE_YOUR_CALM if self.flooded or rv == NGHTTP2_ERR_FLOODED else 1)
+            if self.pinged_too_often:  # gRPC's clients ask less often when they read this text, and only then
+                nghttp2_submit_goaway(
+                    self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
+                    _ENHANCE_YOUR_CALM, <const uint8_t*><const char*>TOO_MANY_PINGS, len(TOO_MANY_PINGS))
+            else:
+                nghttp2_session_terminate_session(
+                    self.session, _ENHANCE_YOUR_CALM if self.flooded or rv == NGHTTP2_ERR_FLOODED else 1)
         elif not nghttp2_session_want_read(self.session):
             self.dead = True  # the library has queued a GOAWAY with an error
             if self.failure is None:
@@ -452,7 +459,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
             if frame.hd.flags & NGHTTP2_FLAG_ACK:
                 self.pings_acked += 1
             elif not self.nuisance.pinged(len(self.streams)):
-                self.flooded = True
+                self.flooded = self.pinged_too_often = True
                 self.failure = "too_many_pings"
         elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
             self.charge(1)

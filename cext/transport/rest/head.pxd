@@ -12,6 +12,7 @@ cdef class RequestHead:
     cdef int64_t head_bytes
     cpdef int clear(self) except -1
     cpdef int add(self, bytes name, bytes value) except -1
+    cpdef int aim(self, bytes host, bytes path) except -1
     cpdef int add_url(self, bytes part) except -1
     cdef int count(self, Py_ssize_t n) except -1
     cpdef object get(self, bytes name)

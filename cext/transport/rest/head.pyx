@@ -48,6 +48,14 @@ cdef class RequestHead:
         self.url = self.url + part if self.url else part
         return 0
 
+    cpdef int aim(self, bytes host, bytes path) except -1:
+        """The request line named both: the Host header does not count any more (RFC 9112, 3.2.2)."""
+        self.url = path
+        self.read[b"host"] = host
+        self.headers = [(b"host", host), *(header for header in self.headers if header[0].lower() != b"host")]
+        self.hosts = 1
+        return 0
+
     cpdef int add(self, bytes name, bytes value) except -1:
         """The next header. Raises HeadTooLarge, and ValueError for a Content-Length that is no number."""
         cdef Py_ssize_t size = len(value)

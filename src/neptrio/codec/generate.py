@@ -47,7 +47,10 @@ def decode(
                     "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
                 )
             for name, item in value.items():
-                add_parameter(request, name, item)
+                try:
+                    add_parameter(request, name, item)
+                except InvalidArgument as error:
+                    raise InvalidArgument(f"Converting keyword: 'parameters': {error}") from None
         else:
             if key == "id":
                 if not isinstance(value, str):

@@ -49,7 +49,7 @@ class MetricsConfig:
         """Makes a model's counters collect what the metrics need. `config` is a checked ModelConfig."""
         if self.summary_latencies:
             counters.enable_summaries(config.response_cache.enable)
-        if self.histogram_latencies and config.model_transaction_policy.decoupled:
+        if self.histogram_latencies:
             counters.enable_first_response(first_response_buckets(config))
 
 

@@ -36,6 +36,7 @@ def test_too_many_pings_without_calls(server: EmbeddedServer) -> None:
             client.ping()
         client.until_closed()
         assert client.goaway is not None and client.goaway.error_code == ENHANCE_YOUR_CALM
+        assert client.goaway.additional_data == b"too_many_pings", "clients slow down on that text only"
 
 
 def test_pings_of_a_busy_client_are_welcome(raw: RawClient) -> None:

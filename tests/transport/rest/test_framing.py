@@ -217,3 +217,28 @@ def test_the_metrics_port_wants_one_host(
     with Http1(servers["lean"][0].metrics) as client:
         client.send(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert client.read().status == 200
+
+
+@pytest.mark.parametrize("scheme", [b"http", b"HTTP", b"https"])
+def test_a_request_line_in_absolute_form(connect: Open, scheme: bytes) -> None:
+    """As proxies send it: it names the host, and the Host header does not count."""
+    for path, status in (
+        (b"/v2/models/simple/config", 200),
+        (b"/v2/nothing", 404),
+        (b"?x=1", 404),
+        (b"", 404),
+    ):
+        client = connect()
+        client.send(b"GET %b://anywhere:80%b HTTP/1.1\r\nHost: other\r\n\r\n" % (scheme, path))
+        assert client.read().status == status, path
+    client = connect()
+    whole = b"POST %b://anywhere/v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    for _ in range(2):  # the connection goes on
+        client.send(whole % (scheme, len(GOOD), GOOD))
+        assert client.read().status == 200
+    client = connect()
+    client.send(b"GET %b://no blank/v2 HTTP/1.1\r\nHost: x\r\n\r\n" % scheme)
+    assert client.read().status == 400
+    client = connect()
+    client.send(b"GET %b://b@d/v2 HTTP/1.1\r\nHost: x\r\n\r\n" % scheme)
+    assert client.read().status == 400

@@ -61,6 +61,7 @@ KIND = "attempt to access JSON non-object as object"
         ("simple", {"INPUT0": [1] * 15}, 400, "The schema can not convert input 'INPUT0' to tensor with proper shape"),
         ("matrix", {"INPUT0": [1]}, 400, "The schema can not convert input 'INPUT0' to tensor with proper shape"),
         ("text", {"INPUT0": "a", "nul": None}, 400, "parameter 'nul' has invalid type. It should be either 'int', 'bool', or 'string'."),
+        ("text", {"INPUT0": "a", "parameters": {"x": []}}, 400, "Converting keyword: 'parameters': parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "x": []}, 400, "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "parameters": 1}, 400, f"Expected JSON object for keyword: 'parameters': {KIND}"),
         ("text", b'{"INPUT0":"a","INPUT0":"a"}', 400, "[request id: <id_unknown>] input 'INPUT0' already exists in request"),

@@ -23,13 +23,15 @@ class SharedMemoryHandlers(GrpcInferenceServiceBase):
 
     _services: Services
 
-    def _memory(self, change: bool = True) -> Any:
+    def _memory(self) -> Any:
         memory = self._services.shared_memory
-        memory.check_allowed(change)
+        memory.check_allowed(change=True)
         return memory
 
+    # where clients may not register regions there are none, as on a Triton server; HTTP says that they may not
+
     async def system_shared_memory_status(self, message: Any) -> SystemSharedMemoryStatusResponse:
-        rows = self._memory(change=False).system.status(message.name)
+        rows = self._services.shared_memory.system.status(message.name)
         return SystemSharedMemoryStatusResponse(
             regions={row["name"]: SystemSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
         )
@@ -43,7 +45,7 @@ class SharedMemoryHandlers(GrpcInferenceServiceBase):
         return SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(self, message: Any) -> CudaSharedMemoryStatusResponse:
-        rows = self._memory(change=False).cuda.status(message.name)
+        rows = self._services.shared_memory.cuda.status(message.name)
         return CudaSharedMemoryStatusResponse(
             regions={row["name"]: CudaSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
         )

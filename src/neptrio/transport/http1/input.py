@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import httptools
@@ -47,6 +48,7 @@ DIRECT_READ = 1 << 20  # bytes of a body received at once
 FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
 PREFACE = b"PRI * HTTP/2.0"
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.S)
 
 
 class Refusal(Exception):
@@ -104,9 +106,16 @@ class Http1Input(Http1FastPath):
         self.happens(Event.HEAD_READ)
         self._body = b""
         self.body_received = 0
+        absolute = _ABSOLUTE.match(self.head.url)
         problem = host_problem(self.head.get(b"host"), self.head.hosts, self._parser.get_http_version())
         if problem is not None:
             raise Refusal(problem)
+        if absolute is not None:  # a proxy's form
+            path = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+            self.head.aim(absolute[1], path)
+            problem = host_problem(absolute[1], 1, "1.1")
+            if problem is not None:
+                raise Refusal(problem)
         if self._turned_away:
             method = self._parser.get_method().decode("latin-1")
             route = routes.match(method, self.head.url.decode("latin-1"))

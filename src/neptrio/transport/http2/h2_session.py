@@ -56,6 +56,7 @@ log = logging.getLogger("neptrio.http2")
 
 OUTPUT_BYTES = 1 << 20  # most bytes of one data_to_send(); the rest waits until the writer has taken these
 LAST_STREAM = 0x7FFFFFFF
+TOO_MANY_PINGS = "too_many_pings"
 USUAL_HEADERS = (b"content-type", b"te", b"user-agent")
 PSEUDO = (b":method", b":scheme", b":path", b":authority")
 HOP_BY_HOP = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -226,7 +227,7 @@ class Session:
             self._charge(1)
         elif isinstance(event, PingReceived):
             if not self.nuisance.pinged(len(self.streams)):
-                self._fail("too_many_pings", ENHANCE_YOUR_CALM)
+                self._fail(TOO_MANY_PINGS, ENHANCE_YOUR_CALM)
         elif isinstance(event, PingAckReceived):
             self.pings_acked += 1
         elif isinstance(event, RemoteSettingsChanged):
@@ -319,11 +320,14 @@ class Session:
         if not self.dead:
             self.dead = True
             self.failure = why
-            self._goaway(self._last_stream, code)
+            # gRPC's clients ask less often when they read this text, and only then
+            text = why.encode() if why == TOO_MANY_PINGS else b""
+            self._goaway(self._last_stream, code, text)
 
-    def _goaway(self, last_stream: int, code: int) -> None:
+    def _goaway(self, last_stream: int, code: int, text: bytes = b"") -> None:
         self._out += self._conn.data_to_send()
-        self._out += GoAwayFrame(0, last_stream_id=last_stream, error_code=code).serialize()
+        frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=text)
+        self._out += frame.serialize()
         self._has_output = True
 
     def _close(self, stream_id: int, code: int) -> None:
