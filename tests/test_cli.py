@@ -110,12 +110,41 @@ def test_backend_config() -> None:
     assert settings.backend_settings("python") == {"a": "1,2"}
 
 
+def test_names_in_any_case_and_numbers_as_a_triton_server_takes_them() -> None:
+    settings, _ = serving.settings_of(
+        [
+            REPOSITORY,
+            "--model-control-mode=EXPLICIT",
+            "--rate-limit=Off",
+            "--grpc-infer-response-compression-level=HIGH",
+            "--log-format=iso8601",
+            "--log-verbose=true",
+            "--model-load-thread-count=0",
+            "--trace-config=level=timestamps",
+            "--trace-config=rate=0",
+        ]
+    )
+    assert (settings.model_control_mode, settings.rate_limit) == ("explicit", "off")
+    assert (settings.grpc_infer_response_compression_level, settings.log_format) == ("high", "ISO8601")
+    assert (settings.log_verbose, settings.model_load_thread_count) == (1, 1)
+    assert serving.settings_of([REPOSITORY, "--log-verbose=False"])[0].log_verbose == 0
+
+
 @pytest.mark.parametrize(
     ("argv", "texts"),
     [
         (["--http-prot=1"], ["unknown flag '--http-prot'", "did you mean '--http-port'?"]),
-        (["--http-por=1"], ["unknown flag '--http-por'"]),
+        (["--http-por=1"], ["flags are written in full: '--http-por' begins --http-port"]),
         (["--xyzzy"], ["unknown flag '--xyzzy'", "--help"]),
+        (["--log-verb=1"], ["flags are written in full: '--log-verb' begins --log-verbose"]),
+        (["--log-e", "true"], ["'--log-e' begins --log-error"]),
+        (["--http-thread=1"], ["'--http-thread' begins --http-thread-count"]),
+        (
+            ["--cache-config=local,size=100", "--response-cache-byte-size=100"],
+            ["--cache-config replaces --response-cache-byte-size: use only one of them"],
+        ),
+        (["--log-verbose=loud"], ["--log-verbose", "0 or more", "'loud'"]),
+        (["--model-load-thread-count=-1"], ["0 or more", "'-1'"]),
         (["stray"], ["unexpected argument 'stray'"]),
         (["--http-port=x"], ["--http-port", "an integer from 0 to 65535", "'x'"]),
         (["--http-port=65536"], ["0 to 65535"]),

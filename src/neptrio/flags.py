@@ -81,6 +81,28 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected one of {', '.join(TRUE + FALSE)}, got '{text}'")
 
 
+def one_of(*names: str) -> Callable[[str], str]:
+    """The parser of one of a few names, in any case of letters."""
+
+    def parse(text: str) -> str:
+        # a text that is none of them is what argparse refuses
+        return next((name for name in names if name.lower() == text.lower()), text)
+
+    return parse
+
+
+def verbosity(text: str) -> int:
+    """A level of verbose messages; true is 1 and false 0, as for a Triton server."""
+    if text.lower() in ("true", "false"):
+        return int(text.lower() == "true")
+    return not_negative(text)
+
+
+def at_least_one(text: str) -> int:
+    """A number of threads; a Triton server takes 0 for 1."""
+    return max(1, not_negative(text))
+
+
 def port(text: str) -> int:
     """A TCP port, 0 = any free one."""
     return _ranged(text, 0, 65535)
@@ -384,7 +406,13 @@ def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str
                 also = f" (only '{flag}={off}' is accepted)" if off else ""
                 parser.error(f"{flag}: this server does not have {what} yet{also}")
         else:
-            parser.error(f"unknown flag '{flag}'{nearest(flag, [*known, *NO_EFFECT, *MISSING])}")
+            everything = [*known, *NO_EFFECT, *MISSING]
+            whole = [
+                one for one in everything if flag.startswith("--") and len(flag) > 2 and one.startswith(flag)
+            ]
+            if whole:
+                parser.error(f"flags are written in full: '{flag}' begins {' and '.join(whole)}")
+            parser.error(f"unknown flag '{flag}'{nearest(flag, everything)}")
     return warnings
 
 

@@ -69,7 +69,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--allow-file-override", type=flags.boolean, default=None,
         help="load calls may bring files along, which run as code (default: only by loopback addresses "
         "and Unix sockets)")  # fmt: skip
-    add("--model-control-mode", choices=("none", "poll", "explicit"), default="none",
+    add("--model-control-mode", type=flags.one_of("none", "poll", "explicit"), choices=("none", "poll", "explicit"), default="none",
         help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
         "models come and go by request")  # fmt: skip
     add("--repository-poll-secs", type=flags.not_negative, default=15,
@@ -82,7 +82,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         default=None,
         help="folder of Python-based backends: <name>/model.py",
     )
-    add("--model-load-thread-count", type=flags.positive, default=4, help="threads that load models")
+    add("--model-load-thread-count", type=flags.at_least_one, default=4, help="threads that load models")
     add(
         "--model-load-retry-count",
         type=flags.not_negative,
@@ -106,7 +106,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--response-cache-byte-size", type=flags.not_negative, default=0, help=argparse.SUPPRESS)
 
     add = p.add_argument_group("rate limiter").add_argument
-    add("--rate-limit", choices=("off", "execution_count"), default="off",
+    add("--rate-limit", type=flags.one_of("off", "execution_count"), choices=("off", "execution_count"), default="off",
         help="execution_count: instances take turns by rate_limiter priority and resources")  # fmt: skip
     add("--rate-limit-resource", type=flags.resource, action="append", default=[],
         metavar="NAME:COUNT[:DEVICE]",
@@ -203,7 +203,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--grpc-server-cert", type=Path, metavar="FILE", help="the server's certificate chain, PEM")
     add("--grpc-server-key", type=Path, metavar="FILE", help="the server's private key, PEM")
     add("--grpc-root-cert", type=Path, metavar="FILE", help="the roots of client certificates, PEM")
-    add("--grpc-infer-response-compression-level", choices=("none", "low", "medium", "high"), default="none",
+    add("--grpc-infer-response-compression-level", type=flags.one_of("none", "low", "medium", "high"), choices=("none", "low", "medium", "high"), default="none",
         help="compress the answers of clients that take gzip or deflate")  # fmt: skip
     add("--grpc-header-forward-pattern", type=flags.header_pattern, default="", metavar="REGEX",
         help="metadata whose name it finds become parameters of the request")  # fmt: skip
@@ -252,16 +252,22 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--metrics-config", action="append", default=[], metavar="KEY=VALUE",
         help="counter_latencies, summary_latencies, histogram_latencies (true or false), or "
         "summary_quantiles=QUANTILE:ERROR,...; may be repeated")  # fmt: skip
-    add("--metrics-detail", choices=("triton", "used", "full"), default="used",
+    add("--metrics-detail", type=flags.one_of("triton", "used", "full"), choices=("triton", "used", "full"), default="used",
         help="triton: only what a Triton server has; used: more of models that have had a request; "
         "full: of all models, with every bucket")  # fmt: skip
 
     add = p.add_argument_group("logging").add_argument
-    add("--log-verbose", type=flags.not_negative, default=0, help="0 = off, 1 and more: verbose messages")
+    add("--log-verbose", type=flags.verbosity, default=0, help="0 = off, 1 and more: verbose messages")
     add("--log-info", type=flags.boolean, default=True, help="log information")
     add("--log-warning", type=flags.boolean, default=True, help="log warnings")
     add("--log-error", type=flags.boolean, default=True, help="log errors")
-    add("--log-format", choices=("default", "ISO8601"), default="default", help="the form of a log line")
+    add(
+        "--log-format",
+        type=flags.one_of("default", "ISO8601"),
+        choices=("default", "ISO8601"),
+        default="default",
+        help="the form of a log line",
+    )
     add("--loop-lag-warning-ms", type=flags.tolerance, default=200.0, metavar="MS",
         help="log what made all requests wait for longer than this, at most a line a minute; 0: never")  # fmt: skip
     add("--log-file", default="", help="append the log to this file instead of standard error")
@@ -309,6 +315,8 @@ _METAVARS: dict[Any, str] = {
     flags.port: "PORT",
     flags.positive: "N",
     flags.not_negative: "N",
+    flags.at_least_one: "N",
+    flags.verbosity: "N",
     flags.seconds: "SECS",
     flags.repository: "DIR",
     Path: "DIR",
@@ -349,9 +357,11 @@ def settings_of(
     if not values["model_repository"]:
         p.error("--model-repository=DIR is missing: the folder whose models are to be served")
     size = values.pop("response_cache_byte_size")
+    if size and values["cache_config"]:
+        p.error("--cache-config replaces --response-cache-byte-size: use only one of them")
     if size:
         warnings.append("--response-cache-byte-size is deprecated, use --cache-config=local,size=BYTES")
-        values["cache_config"] = values["cache_config"] or f"local,size={size}"
+        values["cache_config"] = f"local,size={size}"
     strict = values.pop("strict_model_config")
     if strict is not None:
         warnings.append("--strict-model-config is deprecated, use --disable-auto-complete-config")

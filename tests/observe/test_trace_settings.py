@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neptrio.errors import InvalidArgument, Unsupported
-from neptrio.observe.trace_options import span_options, start_values
+from neptrio.observe.trace_options import TraceOptions, span_options, start_values
 from neptrio.observe.trace_settings import (
     DEFAULTS,
     FIELDS,
@@ -341,11 +341,13 @@ def test_the_older_level_flag_may_be_repeated() -> None:
             {"trace_config": ("opentelemetry,resource=x",)},
             "expected opentelemetry,resource=KEY=VALUE, got 'x'",
         ),
-        ({"trace_config": ("opentelemetry,bsp_schedule_delay=0",)}, "must be a number from 1 on, got '0'"),
-        ({"trace_config": ("opentelemetry,bsp_max_queue_size=5x",)}, "must be a number from 1 on, got '5x'"),
         (
-            {"trace_config": ("opentelemetry,bsp_max_queue_size=9",)},
-            r"bsp_max_export_batch_size \(512\) must not be above bsp_max_queue_size \(9\)",
+            {"trace_config": ("opentelemetry,bsp_schedule_delay=-1",)},
+            "must be a number below 1000000000, got '-1'",
+        ),
+        (
+            {"trace_config": ("opentelemetry,bsp_max_queue_size=5x",)},
+            "must be a number below 1000000000, got '5x'",
         ),
         ({"trace_config": ("tail=-5",)}, "Unable to parse 'trace_tail', value is out of range"),
         ({"trace_config": ("speed=1",)}, "unknown setting 'speed'"),
@@ -358,6 +360,33 @@ def test_the_older_level_flag_may_be_repeated() -> None:
 def test_refused_command_lines(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("bsp_schedule_delay=0",), (2048, 1, 512)),
+        (("bsp_max_queue_size=0",), (1, 5000, 1)),
+        (("bsp_max_queue_size=9",), (9, 5000, 9)),
+        (("bsp_max_queue_size=9", "bsp_max_export_batch_size=10"), (9, 5000, 9)),
+        (("bsp_max_export_batch_size=0",), (2048, 5000, 1)),
+        (("bsp_max_queue_size=999999999",), (999999999, 5000, 512)),
+    ],
+)
+def test_options_of_spans_at_their_edges(given: tuple[str, ...], expected: tuple[int, int, int]) -> None:
+    config = ("mode=OpenTelemetry", *(f"opentelemetry,{option}" for option in given))
+    made = span_options(TraceOptions(config=config))
+    assert made is not None
+    assert (made.max_queue_size, made.schedule_delay_ms, made.max_export_batch_size) == expected
+
+
+def test_levels_in_any_case_and_what_traces_nothing() -> None:
+    flags = ("level=timestamps", "level=Tensors", "rate=0", "count=0")
+    values = start_values(TraceOptions(config=flags))
+    assert values["trace_level"] == ("TIMESTAMPS", "TENSORS")
+    assert (values["trace_rate"], values["trace_count"], values["trace_file"]) == (0, 0, "")
+    assert not TraceTable(values).globals.sample()
+    assert start_values(TraceOptions(level=("off",)))["trace_level"] == ()
 
 
 # ------------------------------------------------------------ trace_tail

@@ -52,7 +52,7 @@ cdef class RequestHead:
         """The request line named both: the Host header does not count any more (RFC 9112, 3.2.2)."""
         self.url = path
         self.read[b"host"] = host
-        self.headers = [(b"host", host), *(header for header in self.headers if header[0].lower() != b"host")]
+        self.headers = [(b"host", host)] + [header for header in self.headers if header[0].lower() != b"host"]
         self.hosts = 1
         return 0
 

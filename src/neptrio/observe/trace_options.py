@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def _split(options: TraceOptions) -> tuple[str, list[tuple[str, str]], list[tupl
             raise ValueError(f"--trace-config: expected MODE,KEY=VALUE or KEY=VALUE, got '{item}'")
         known: Iterable[str] = OPENTELEMETRY_KEYS if mode == "opentelemetry" else CONFIG_KEYS
         if key == "mode":
+            value = value.lower()
             if value not in MODES:
                 raise ValueError(f"--trace-config: unknown mode '{value}', expected {' or '.join(MODES)}")
             chosen = value
@@ -93,16 +94,13 @@ def span_options(options: TraceOptions) -> SpanOptions | None:
                 raise ValueError(f"--trace-config: expected opentelemetry,resource=KEY=VALUE, got '{value}'")
             resource.append((name, text))
         else:
-            number = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
-            if not number:
-                raise ValueError(f"--trace-config: {key} must be a number from 1 on, got '{value}'")
-            values["schedule_delay_ms" if key == "bsp_schedule_delay" else key[4:]] = number
+            if not (value.isascii() and value.isdigit() and len(value) < 10):
+                raise ValueError(f"--trace-config: {key} must be a number below 1000000000, got '{value}'")
+            # 0 is the least there can be
+            values["schedule_delay_ms" if key == "bsp_schedule_delay" else key[4:]] = max(1, int(value))
     made = SpanOptions(resource=tuple(resource), **values)
-    if made.max_export_batch_size > made.max_queue_size:
-        raise ValueError(
-            f"--trace-config: bsp_max_export_batch_size ({made.max_export_batch_size}) must not be above "
-            f"bsp_max_queue_size ({made.max_queue_size})"
-        )
+    # a batch is no larger than what waits for it
+    made = replace(made, max_export_batch_size=min(made.max_export_batch_size, made.max_queue_size))
     return made if mode == "opentelemetry" else None
 
 
