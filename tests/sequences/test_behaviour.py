@@ -384,6 +384,19 @@ def test_delay_scheduler_holds_until_enough_wait(tmp_path: Path, strategy: str) 
         assert stream.receive()["OUTPUT"] == 2
 
 
+def test_delay_scheduler_counts_over_all_instances(tmp_path: Path) -> None:
+    import os
+
+    config = sequence_config("direct { }", 1, extra="instance_group [ { count: 2 } ]")
+    write_model(tmp_path, "held", config)
+    env = {**os.environ, "TRITONSERVER_DELAY_SCHEDULER": "2"}
+    with ServerProcess(tmp_path, env=env) as server, Stream(server) as stream:
+        stream.send("held", 1, "s", 1)
+        until(lambda: sum(r["queued"] for r in listing(server, "held")["sequences"]) == 1)
+        stream.send("held", 2, "s", 5)
+        assert sorted(stream.receive()["OUTPUT"] for _ in range(2)) == [1, 5]
+
+
 def test_backlog_delay_scheduler(tmp_path: Path) -> None:
     import os
 

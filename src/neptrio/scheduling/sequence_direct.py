@@ -48,6 +48,7 @@ class DirectScheduler(SequenceScheduler):
         table = self.table
         if self._holds[index] and self._held(index, sum(table.waiting), table.backlog_requests):
             return
+        self._holds = [0] * len(self._holds)  # they count the same requests, of which others are executed now
         ready = [s for s in table.slots[index] if s is not None and s.waiting and s.in_flight is None]
         if not ready:
             return
