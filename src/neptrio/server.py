@@ -359,6 +359,7 @@ class Server:
 
     async def _drain(self) -> None:
         """Accepts no new connections and waits for open requests; the deadline includes the unloading."""
+        self.repository.tell_requests()
         with trio.CancelScope(deadline=self._deadline or 0) as scope:
             async with trio.open_nursery() as clock:
                 clock.start_soon(self._end_inflating)

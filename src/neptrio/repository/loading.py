@@ -228,6 +228,7 @@ class Loading:
             self._withdrawal.folders.add(found.folder)
         if old is not None and old is not found.folder:
             self._withdrawal.release_folder(record, old)
+        log.info("successfully loaded '%s'", name)  # scripts wait for a Triton server's text
 
     async def _build(
         self, operation: Operation, found: Found, children: tuple[str, ...], same: dict[int, Model]

@@ -166,6 +166,19 @@ class RepositoryManager(Catalog):
             except TritonError as error:
                 log.error("polling the model repository failed: %s", error)
 
+    def tell_requests(self) -> None:
+        """Logs what the shutdown waits for, with a Triton server's texts, for which scripts look."""
+        busy = [model for model in self.serving() if model.inflight]
+        seconds = self._settings.exit_timeout_secs
+        log.info("Timeout %g: Found %d model versions that have in-flight inferences", seconds, len(busy))
+        for model in busy:
+            log.info(
+                "Model '%s' (version %s) has %d in-flight inferences",
+                model.name,
+                model.version,
+                model.inflight,
+            )
+
     def close(self) -> None:
         """Shutdown has begun: loads end at once, and no new one starts."""
         self.loading.closing = True

@@ -74,6 +74,8 @@ async def warm_up(model: Any, instances: Iterable[Any]) -> None:
 async def _run(
     model: Any, sample: Any, inputs: list[Tensor], instance: Any, failures: list[TritonError]
 ) -> None:
+    # scripts look for a Triton server's text, which is a verbose one, too
+    log.debug("model '%s' instance %s is running warmup sample '%s'", model.name, instance.name, sample.name)
     for _ in range(max(sample.count, 1)):
         outcome = _Outcome(sample.batch_size)
         requests = []

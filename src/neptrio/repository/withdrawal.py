@@ -103,6 +103,7 @@ class Withdrawal:
         except Exception:
             log.exception("stopping model '%s' failed", record.name)
         else:
+            # scripts wait for a Triton server's text
             log.info("successfully unloaded '%s' version %d", record.name, retirement.version)
         retirement.drained.set()
         record.retiring.remove(retirement)
