@@ -53,6 +53,8 @@ def test_wrong_settings_are_refused_when_they_are_given(
         ({"repository_poll_secs": 0.0}, {"repository_poll_secs": 0}),
         ({"auth_config": "tokens.toml"}, {"auth_config": Path("tokens.toml")}),
         ({"auth_config": None}, {"auth_config": None}),
+        ({"log_verbose": 1}, {"log_verbose": 1}),
+        ({"log_verbose": "true", "log_format": "iso8601"}, {"log_verbose": 1, "log_format": "ISO8601"}),
         ({"trace_rate": 1}, {"trace_rate": "1"}),
         ({"rate_limit_resource": "R:4"}, {"rate_limit_resource": (("R", None, 4),)}),
         ({"rate_limit_resource": ("R", 0, 4)}, {"rate_limit_resource": (("R", 0, 4),)}),

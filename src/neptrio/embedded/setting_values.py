@@ -18,7 +18,7 @@ from typing import Any
 from neptrio import flags, serving
 from neptrio.foreign import type_name
 
-NUMBERS = (flags.port, flags.positive, flags.not_negative, flags.frontends)
+NUMBERS = (flags.port, flags.positive, flags.not_negative, flags.at_least_one, flags.frontends)
 FRACTIONS = (flags.seconds, flags.tolerance)
 
 
@@ -75,7 +75,7 @@ def _one(name: str, value: Any, action: argparse.Action) -> Any:
         if not isinstance(value, bool):
             raise _wrong(name, "bool", value)
         made = value
-    elif kind in NUMBERS:
+    elif kind in NUMBERS or kind is flags.verbosity:
         if not isinstance(value, Real) or isinstance(value, bool) or not float(value).is_integer():
             raise _wrong(name, "int", value)
         made = _read(name, f"{value:.0f}", kind)
