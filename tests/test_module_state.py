@@ -95,6 +95,7 @@ ALLOWED = {
     "src/neptrio/transport/grpc/stream_infer.py": {"RESPONDER": NO_STATE},
     "src/neptrio/transport/http2/limits.py": {"GRPC": A_TABLE, "REST": A_TABLE},
     "src/neptrio/transport/grpc/status.py": {"_TRAILERS_OF_ALIKE": A_CACHE},
+    "src/triton_python_backend_utils/_compiled_names.py": {"shared_memory": NO_STATE},
     "src/triton_python_backend_utils/_host.py": {"_default": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/compiled_ring.py": {"preloaded": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/stop_signal.py": dict.fromkeys(

@@ -51,7 +51,7 @@ from collections import deque
 import numpy as np
 
 from triton_python_backend_utils._process.reserved import sealed_memory
-from triton_python_backend_utils._errors import TritonError, TritonModelException
+from triton_python_backend_utils._errors import ErrorCode, TritonError, TritonModelException
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from triton_python_backend_utils._foreign import text_of
 from triton_python_backend_utils._request import InferenceRequest, InferenceResponse, InferenceTrace
@@ -419,7 +419,7 @@ cdef class ChildEnd:
         made._tensors = []
         if how == ERROR:
             text = read_text(&reader)
-            made._error = TritonError(text, read_u32(&reader))
+            made._error = TritonError(text, ErrorCode(read_u32(&reader)))
         else:
             made._tensors = self.tensors(&reader, message, read_u32(&reader))
         return made, bool(flags & FINAL)

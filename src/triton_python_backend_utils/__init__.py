@@ -17,13 +17,18 @@ build an InferenceRequest, call execute, look at the responses.
 
 from __future__ import annotations
 
+import json
+import struct
+
+import numpy as np
+
 from ._config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from ._control import is_model_ready, load_model, unload_model
+from ._control import get_model_dir, is_model_ready, load_model, unload_model
 from ._errors import TritonError, TritonModelException
 from ._logger import Logger
 from ._metrics import Metric, MetricFamily
@@ -45,6 +50,7 @@ from ._request import (
 from ._sender import InferenceResponseSender
 from ._tensor import Tensor, empty
 from ._types import (
+    TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -60,6 +66,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
@@ -76,12 +83,16 @@ __all__ = [
     "empty",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "json",
     "load_model",
+    "np",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "struct",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

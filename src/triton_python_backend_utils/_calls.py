@@ -90,28 +90,47 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class ResponseIterator:
-    """The responses of a request to a decoupled model."""
+    """The responses of a request to a decoupled model. It keeps them: once it has come to the end, iter() begins anew."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
+        self._kept: list[InferenceResponse] = []
+        self._ended = False  # the last response was taken
+        self._next = 0  # of those that are kept, once it has ended
 
     def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._ended:
+            self._next = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = self._call.take()
+        response = self._again() if self._ended else self._keep(self._call.take())
         if response is None:
             raise StopIteration
         return response
 
     def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        iter(self)
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = await self._call.take_async()
+        response = self._again() if self._ended else self._keep(await self._call.take_async())
         if response is None:
             raise StopAsyncIteration
         return response
+
+    def _keep(self, response: InferenceResponse | None) -> InferenceResponse | None:
+        if response is None:
+            self._ended, self._next = True, len(self._kept)
+        else:
+            self._kept.append(response)
+        return response
+
+    def _again(self) -> InferenceResponse | None:
+        if self._next >= len(self._kept):
+            return None
+        self._next += 1
+        return self._kept[self._next - 1]
 
     def cancel(self) -> None:
         """Cancels the request. Responses that its model still sends can be read to the end."""

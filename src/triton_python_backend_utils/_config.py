@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from . import _checks
 from ._types import DATA_TYPES as _DATA_TYPES
 
 _INPUT_KEYS = (
@@ -35,6 +36,7 @@ _OUTPUT_KEYS = (
 def _named(model_config: Any, kind: str, name: str) -> dict[str, Any] | None:
     if isinstance(model_config, (str, bytes)):
         model_config = json.loads(model_config)
+    name = _checks.text(name, f"name of get_{kind}_config_by_name()")
     for row in model_config.get(kind, ()):
         if row["name"] == name:
             found: dict[str, Any] = row

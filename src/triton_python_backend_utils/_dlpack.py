@@ -70,12 +70,22 @@ def array_of(source: Any) -> np.ndarray:
         return np.from_dlpack(Capsule(capsule)).view(bfloat16)
 
 
-def capsule_of(array: np.ndarray, dtype: int, options: dict[str, Any]) -> Any:
-    """A capsule over an array's memory; `dtype` is the number of its data type in the model configuration."""
+class _Holding(np.ndarray):
+    """A view of an array, which numpy's capsule holds, that holds what belongs to the array."""
+
+    owner: Any
+
+
+def capsule_of(array: np.ndarray, dtype: int, options: dict[str, Any], owner: Any) -> Any:
+    """A capsule over an array's memory, which holds `owner`; `dtype` is the number of its data type in the model
+    configuration."""
+    view = array.view(_Holding)
+    view.owner = owner
+    array = view
     if dtype != BF16:
         return array.__dlpack__(**options)
     options.pop("max_version", None)  # capsules with a version have another structure
-    capsule = array.view(np.uint16).__dlpack__(**options)
+    capsule = array.view(np.uint16).__dlpack__(**options)  # whose base is the view
     inside = _inside(capsule)
     assert inside is not None, "numpy makes a capsule without a version where none is asked for"
     inside.code = BFLOAT

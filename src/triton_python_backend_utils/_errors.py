@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ._foreign import text_of
+from enum import IntEnum
+
+from . import _checks
+from ._foreign import valid
 
 
-class TritonError:
-    """An error of one response: a message and a code that becomes an HTTP or gRPC status."""
+class ErrorCode(IntEnum):
+    """The code of a TritonError."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -17,26 +20,35 @@ class TritonError:
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+
+class TritonError:
+    """An error of one response: a message and a code that becomes an HTTP or gRPC status."""
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str = "", code: int = INTERNAL) -> None:
-        if not isinstance(code, int) or not 0 <= code <= 7:
-            raise TritonModelException(
-                f"TritonError code must be one of its constants (0 to 7), got {code!r}"
-            )
-        self._message = text_of(message)
-        self._code = int(code)
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        self._message = valid(_checks.text(message, "message of TritonError"))
+        self._code = _checks.member(code, ErrorCode, "code of TritonError", "TritonError")
 
     def message(self) -> str:
         """The text that the client gets."""
         return self._message
 
-    def code(self) -> int:
+    def code(self) -> ErrorCode:
         """One of the constants of this class."""
         return self._code
 
     def __repr__(self) -> str:
-        return f"TritonError({self._message!r}, code={self._code})"
+        return f"TritonError({self._message!r}, code={int(self._code)})"
 
     def __str__(self) -> str:
         return self._message

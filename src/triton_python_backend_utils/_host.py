@@ -18,6 +18,8 @@ from ._errors import TritonModelException
 class Host:
     """What a program that runs models implements. Every method may be called from any thread."""
 
+    model_dir = ""  # the folder of the version that it runs
+
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
         """Starts an inference; returns an object with cancel(), drop() and took(response).
 
@@ -67,6 +69,8 @@ class Host:
 
 _current: ContextVar[Host | None] = ContextVar("triton_python_backend_host", default=None)
 _default: list[Host] = []
+# the version's folder while a model completes its configuration where nobody enters a host
+completing: ContextVar[str] = ContextVar("triton_python_backend_completing", default="")
 
 
 def enter(host: Host | None) -> Any:

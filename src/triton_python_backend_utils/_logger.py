@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from enum import IntEnum
 
-from . import _host
-from ._foreign import text_of
+from . import _checks, _host
+from ._foreign import valid
 
 _NAMES = ("INFO", "WARNING", "ERROR", "VERBOSE")
 
@@ -13,15 +14,24 @@ _NAMES = ("INFO", "WARNING", "ERROR", "VERBOSE")
 class Logger:
     """`Logger.log_info("...")` and friends; no instance is needed. Thread-safe."""
 
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
-    VERBOSE = 3
+    class LogLevel(IntEnum):
+        """The levels."""
+
+        INFO = 0
+        WARNING = 1
+        ERROR = 2
+        VERBOSE = 3
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = 0) -> None:
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
         """One line at a level: Logger.INFO, WARNING, ERROR or VERBOSE."""
-        _write(level, message)
+        _checks.member(level, Logger.LogLevel, "level of Logger.log()", "Logger")
+        _write(int(level), message)
 
     @staticmethod
     def log_info(message: str) -> None:
@@ -47,7 +57,7 @@ class Logger:
 def _write(level: int, message: str) -> None:
     frame = sys._getframe(2)
     file, line = frame.f_code.co_filename, frame.f_lineno
-    host, text = _host.find(), text_of(message)
+    host, text = _host.find(), valid(_checks.text(message, "message of Logger"))
     if host is None:
         print(f"{_NAMES[level]} {file}:{line} {text}", file=sys.stderr)
     else:

@@ -9,33 +9,50 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
-from . import _host
+from . import _checks, _host
 from ._errors import TritonModelException
-from ._foreign import text_of
+from ._foreign import text_of, valid
 
 _KINDS = ("counter", "gauge", "histogram")
 
 
-class MetricFamily:
-    """A named family of metrics of one kind. Raises TritonModelException for a name it cannot have."""
+class MetricKind(IntEnum):
+    """The kind of a family."""
 
     COUNTER = 0
     GAUGE = 1
     HISTOGRAM = 2
 
-    def __init__(self, name: str, description: str, kind: int) -> None:
-        if isinstance(kind, bool) or kind not in (0, 1, 2):
-            raise TritonModelException(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}")
+
+class MetricFamily:
+    """A named family of metrics of one kind. Raises TritonModelException for a name it cannot have."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        name = valid(_checks.text(name, "name of MetricFamily"))
+        description = valid(_checks.text(description, "description of MetricFamily"))
+        _checks.member(kind, MetricKind, "kind of MetricFamily", "MetricFamily")
         host = _host.find()
         make = _LocalFamily if host is None else host.metric_family
-        self._family: Any = _call(make, str(name), str(description), int(kind))
+        self._family: Any = _call(make, name, description, int(kind))
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
         """The metric with these labels; `buckets` are a histogram's ascending upper bounds."""
-        bounds = None if buckets is None else [float(b) for b in buckets]
-        return Metric(_call(self._family.Metric, {str(k): str(v) for k, v in (labels or {}).items()}, bounds))
+        bounds = None
+        if buckets is not None:
+            given = _checks.sequence(buckets, "buckets of Metric()", "a list of numbers")
+            bounds = [_checks.real(bound, "a bucket of Metric()") for bound in given]
+        if labels is not None and not isinstance(labels, dict):
+            raise _checks.wrong("labels of Metric()", "a dict", labels)
+        return Metric(
+            _call(self._family.Metric, {_label(k): _label(v) for k, v in (labels or {}).items()}, bounds)
+        )
 
 
 class Metric:
@@ -46,19 +63,27 @@ class Metric:
 
     def increment(self, value: float) -> None:
         """Adds to a counter or gauge."""
-        _call(self._metric.increment, float(value))
+        _call(self._metric.increment, _checks.real(value, "value of increment()"))
 
     def set(self, value: float) -> None:
         """Sets a gauge."""
-        _call(self._metric.set, float(value))
+        _call(self._metric.set, _checks.real(value, "value of set()"))
 
     def observe(self, value: float) -> None:
         """Adds a value to a histogram."""
-        _call(self._metric.observe, float(value))
+        _call(self._metric.observe, _checks.real(value, "value of observe()"))
 
     def value(self) -> float:
         """The value of a counter or gauge."""
         return float(_call(self._metric.value))
+
+
+def _label(value: Any) -> str:
+    return (
+        valid(_checks.text(value, "a label of Metric()"))
+        if isinstance(value, (bytes, bytearray))
+        else text_of(value)
+    )
 
 
 def _call(function: Any, *arguments: Any) -> Any:

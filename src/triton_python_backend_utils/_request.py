@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Set  # noqa: UP035
 
-from . import _host
+from . import _checks, _host
 from ._errors import TritonError, TritonModelException
-from ._foreign import text_of
 from ._json import parameters_text
 from ._tensor import Tensor
 
@@ -21,8 +21,17 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
-TRITONSERVER_MEMORY_CPU = 0
-TRITONSERVER_MEMORY_GPU = 2
+
+class MemoryType(IntEnum):
+    """Where memory lies."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+HIGHEST_64, HIGHEST_32 = (1 << 64) - 1, (1 << 32) - 1
 
 
 class OutputNames(Set[str]):  # noqa: UP006  # Python 3.8 cannot subscript set here
@@ -49,13 +58,13 @@ class PreferredMemory:
 
     __slots__ = ("_device", "_kind")
 
-    def __init__(
-        self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0
-    ) -> None:
-        self._kind = preferred_memory_type
-        self._device = preferred_device_id
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        what = "preferred_memory_type of PreferredMemory"
+        self._kind = _checks.member(preferred_memory_type, MemoryType, what, "pb_utils")
+        what = "preferred_device_id of PreferredMemory"
+        self._device = _checks.number(preferred_device_id, what, -HIGHEST_64, HIGHEST_64)
 
-    def memory_type(self) -> int:
+    def memory_type(self) -> MemoryType:
         """TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU."""
         return self._kind
 
@@ -65,7 +74,8 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """A request's trace. Requests to other models that get it become part of the same trace."""
+    """A request's trace. Requests to other models that get it become part of the same trace; that of a request which is
+    not traced says nothing."""
 
     __slots__ = ("_context", "_key")
 
@@ -85,18 +95,13 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        tensors = list(output_tensors) if output_tensors is not None else []
-        for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(
-                    f"output_tensors must hold Tensor objects, got {type(tensor).__name__}"
-                )
+        tensors = _tensors(output_tensors, "output_tensors of InferenceResponse")
         if error is not None and not isinstance(error, TritonError):
-            error = TritonError(text_of(error))
+            raise _checks.wrong("error of InferenceResponse", "a TritonError", error)
         if parameters:
             _check_parameters(parameters)
         self._tensors = tensors
@@ -159,20 +164,27 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | str | None = None,
     ) -> None:
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"inputs must hold Tensor objects, got {type(tensor).__name__}")
+        where = "of InferenceRequest"
+        tensors = _tensors(inputs, f"inputs {where}")
+        expected = "a list of str"
+        names = _checks.sequence(requested_output_names, f"requested_output_names {where}", expected)
+        if preferred_memory is not None and not isinstance(preferred_memory, PreferredMemory):
+            raise _checks.wrong(f"preferred_memory {where}", "a PreferredMemory", preferred_memory)
+        if trace is not None and not isinstance(trace, InferenceTrace):
+            raise _checks.wrong(f"trace {where}", "an InferenceTrace", trace)
         given = json.loads(parameters) if isinstance(parameters, str) else parameters
         if given:
             _check_parameters(given)
-        self._request_id = request_id
-        self._correlation_id = correlation_id
-        self._inputs = list(inputs)
-        self._requested_output_names = list(dict.fromkeys(requested_output_names))
-        self._model_name = model_name
-        self._model_version = int(model_version)
-        self._flags = flags
-        self._timeout = timeout
+        self._request_id = _checks.text(request_id, f"request_id {where}")
+        self._correlation_id = _correlation(correlation_id)
+        self._inputs = tensors
+        self._requested_output_names = list(
+            dict.fromkeys(_checks.text(name, f"a name in requested_output_names {where}") for name in names)
+        )
+        self._model_name = _checks.text(model_name, f"model_name {where}")
+        self._model_version = _checks.number(model_version, f"model_version {where}", -HIGHEST_64, HIGHEST_64)
+        self._flags = _checks.number(flags, f"flags {where}", 0, HIGHEST_32)
+        self._timeout = _checks.number(timeout, f"timeout {where}", 0, HIGHEST_64)
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters: dict[str, Any] | None = given
@@ -209,7 +221,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Sets the sequence flags."""
-        self._flags = flags
+        self._flags = _checks.number(flags, "flags of set_flags()", 0, HIGHEST_32)
 
     def timeout(self) -> int:
         """The timeout in microseconds, 0 for none."""
@@ -219,9 +231,10 @@ class InferenceRequest:
         """Where the outputs are wanted, None for no preference."""
         return self._preferred_memory
 
-    def trace(self) -> InferenceTrace | None:
+    def trace(self) -> InferenceTrace:
         """The request's trace, for requests that are made on its behalf."""
-        return self._trace
+        trace = self._trace
+        return InferenceTrace() if trace is None else trace
 
     def parameters(self) -> str:
         """The custom parameters as a JSON object without blanks."""
@@ -241,6 +254,7 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """TRITONSERVER_REQUEST_RELEASE_ALL, or _RESCHEDULE to have the request executed again."""
+        flags = _checks.number(flags, "flags of set_release_flags()", 0, HIGHEST_32)
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "release flags must be TRITONSERVER_REQUEST_RELEASE_ALL or TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
@@ -268,6 +282,30 @@ class InferenceRequest:
         return f"InferenceRequest(model_name={self._model_name!r}, request_id={self._request_id!r})"
 
 
+def _tensors(given: Any, what: str) -> list[Tensor]:
+    expected = "a list of Tensor objects"
+    if isinstance(given, Tensor):  # it has a shape, but is no sequence
+        raise _checks.wrong(what, expected, given)
+    tensors = list(_checks.sequence(given, what, expected))
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise _checks.wrong(what, expected + " with nothing else in it", tensor)
+    return tensors
+
+
+def _correlation(given: Any) -> int | str:
+    if isinstance(given, str):
+        return _checks.text(given, "")
+    if given is None:
+        raise _checks.wrong("correlation_id of InferenceRequest", "an int or a str", given)
+    try:
+        return _checks.number(given, "correlation_id of InferenceRequest", 0, HIGHEST_64)
+    except TypeError:
+        raise TritonModelException(
+            f"Correlation ID must be integer or string, got {type(given).__name__}"
+        ) from None
+
+
 def _check_parameters(parameters: Any) -> None:
     if not isinstance(parameters, dict):
         raise TritonModelException(f"parameters must be a dict, got {type(parameters).__name__}")
@@ -281,6 +319,7 @@ def _check_parameters(parameters: Any) -> None:
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The input of that name, None when the request has none."""
+    name = _checks.text(name, "name of get_input_tensor_by_name()")
     for tensor in inference_request._inputs:
         if tensor._name == name:
             return tensor
@@ -291,6 +330,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     """The output of that name, None when the response has none."""
     if inference_response.has_error():
         raise TritonModelException("This method is not allowed to be called for an error response.")
+    name = _checks.text(name, "name of get_output_tensor_by_name()")
     for tensor in inference_response._tensors:
         if tensor._name == name:
             return tensor

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import _checks
 from ._errors import TritonModelException
 from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
@@ -82,6 +83,7 @@ class Channel:
 
     def _begin(self, response: InferenceResponse | None, flags: int) -> tuple[bool, int, bool]:
         """Checks a send. Returns (final, size, droppable)."""
+        flags = _checks.number(flags, "flags of send()", 0, (1 << 32) - 1)
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(
                 f"Unable to send response. Unsupported flag value: {flags!r}, expected 0 or "
@@ -94,7 +96,7 @@ class Channel:
                 "zero. (The TRITONSERVER_RESPONSE_COMPLETE_FINAL flag was not set)"
             )
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(f"send() takes an InferenceResponse, got {type(response).__name__}")
+            raise _checks.wrong("response of send()", "an InferenceResponse", response)
         if self.closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         size = RESPONSE_OVERHEAD

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _host
+from . import _checks, _host
 from ._dlpack import Capsule, array_of, capsule_of
 from ._errors import TritonModelException
 from ._foreign import text_of
@@ -56,13 +56,11 @@ class Tensor:
     _shape: tuple[int, ...]
 
     def __init__(self, name: str, numpy_array: np.ndarray) -> None:
-        if not isinstance(name, str):
-            raise TritonModelException(f"the name of a Tensor must be a str, got {type(name).__name__}")
+        if type(name) is not str:
+            name = _checks.text(name, "name of Tensor")
         if not isinstance(numpy_array, np.ndarray):
-            raise TritonModelException(
-                f"Tensor '{name}' needs a numpy array, got {type(numpy_array).__name__}; "
-                "use Tensor.from_dlpack for tensors of other libraries"
-            )
+            expected = "a numpy array (Tensor.from_dlpack takes tensors of other libraries)"
+            raise _checks.wrong(f"content of Tensor '{name}'", expected, numpy_array)
         self._name = name
         self._array = numpy_array
         self._dtype = numpy_to_triton_type(numpy_array.dtype)
@@ -129,7 +127,7 @@ class Tensor:
         return self._device == CPU
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory, for from_dlpack of other libraries."""
+        """A DLPack capsule over the same memory, for from_dlpack of other libraries. It holds the tensor."""
         return self.__dlpack__()
 
     @staticmethod
@@ -139,6 +137,7 @@ class Tensor:
         Memory on a GPU that the server uses stays there. Elsewhere it is copied to the CPU where the object's
         library can do that.
         """
+        name = _checks.text(name, "name of Tensor.from_dlpack()")
         if devices is not None:
             taken = devices(name, tensor)
             if taken is not None:
@@ -168,7 +167,7 @@ class Tensor:
         array = self.as_numpy()
         if not array.flags.writeable:  # DLPack before 1.0 has no read-only memory
             array = array.copy()
-        return capsule_of(array, self._dtype, options)
+        return capsule_of(array, self._dtype, options, self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device

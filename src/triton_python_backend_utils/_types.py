@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _checks
 from ._errors import TritonModelException
 
 # number in the model configuration -> (configuration name, numpy type)
@@ -38,18 +39,19 @@ except ImportError:  # an environment may lack it; as_numpy() then refuses BF16 
 DATA_TYPES = (*(row[0] for number, row in _TABLE.items() if number != BF16), "TYPE_BF16")
 _NUMPY = {number: np.dtype(row[1]) for number, row in _TABLE.items()}
 _NUMBER = {np.dtype(row[1]): number for number, row in _TABLE.items()}
-_BY_NAME = {row[0]: row[1] for row in _TABLE.values()}
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {row[0]: row[1] for row in _TABLE.values()}
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """The numpy type of a configuration's data_type, e.g. "TYPE_FP32" -> numpy.float32."""
+    triton_type_string = _checks.text(triton_type_string, "name of a data type")
     try:
-        return _BY_NAME[triton_type_string]
+        return TRITON_STRING_TO_NUMPY[triton_type_string]
     except KeyError:
         if triton_type_string == "TYPE_BF16":
             raise TritonModelException("TYPE_BF16 needs the package ml_dtypes in this environment") from None
         raise TritonModelException(
-            f"unknown data type '{triton_type_string}', expected one of {sorted(_BY_NAME)}"
+            f"unknown data type '{triton_type_string}', expected one of {sorted(TRITON_STRING_TO_NUMPY)}"
         ) from None
 
 

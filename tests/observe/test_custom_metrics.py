@@ -101,7 +101,7 @@ def test_bad_definitions_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="0 or more"):
         counter.Metric().increment(-1)
     histogram = registry.family("h", "", HISTOGRAM)
-    for buckets in ([], [2, 1], [1, 1], [float("nan")]):
+    for buckets in (None, [2, 1], [1, 1], [float("nan")]):
         with pytest.raises(InvalidArgument, match="buckets"):
             histogram.Metric(buckets=buckets)
     kept = histogram.Metric(buckets=[1])

@@ -194,7 +194,8 @@ class MetricFamily:
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The metric with these labels; `buckets` are a histogram's ascending upper bounds.
+        """The metric with these labels; `buckets` are a histogram's ascending upper bounds, where none leave it the one
+        that counts all.
 
         Raises InvalidArgument for bad labels or buckets.
         """
@@ -208,13 +209,13 @@ class MetricFamily:
                 raise InvalidArgument("the label 'le' belongs to the histogram's buckets")
         bounds = tuple(float(b) for b in buckets or ())
         if self.kind == HISTOGRAM:
-            if not bounds:
+            if buckets is None:
                 raise InvalidArgument(f"a metric of histogram family '{self.name}' needs buckets")
             if any(math.isnan(b) for b in bounds) or any(a >= b for a, b in pairwise(bounds)):
                 raise InvalidArgument(f"buckets must be ascending, got {list(bounds)}")
-            if bounds[-1] == math.inf:
+            if bounds and bounds[-1] == math.inf:
                 bounds = bounds[:-1]
-        elif bounds:
+        elif buckets is not None:
             raise InvalidArgument(f"only histograms have buckets; '{self.name}' is a {KINDS[self.kind]}")
         return Metric(self._registry, self._entry, pairs, bounds)
 

@@ -41,6 +41,7 @@ class Child:
         self.decoupled = False
         self.name = ""
         self.model: Any = None
+        self.asking = _host.Host()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks: set[Any] = set()  # of the loop
         self.hooks: set[Any] = set()  # those of them that are ends of sequences
@@ -141,7 +142,7 @@ class Child:
     def run(self) -> None:
         """The main thread."""
         outlive()
-        host = self.host()
+        self.asking = host = self.host()
         _host.enter(host)
         _host.install(host)
         for target in (self.receive, self.finish):
@@ -172,17 +173,19 @@ class Child:
         return modules.load(path)
 
     def _auto_complete(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.asking.model_dir = message["folder"]
         complete = getattr(
             getattr(self._load(message["path"]), "TritonPythonModel", None), "auto_complete_config", None
         )
         if complete is None:
             return {"t": "completed", "config": None}
-        returned = complete(ModelConfig(message["config"], message["version_directory"]))
+        returned = complete(ModelConfig(message["config"], message["folder"]))
         return {"t": "completed", "config": check_completed(returned, message["name"])}
 
     def _initialize(self, message: dict[str, Any]) -> Any:
         self.name = message["name"]
         self.decoupled = message["decoupled"]
+        self.asking.model_dir = message["folder"]
         self.prepare(message)
         tracing.start(message["spans"])
         model = check_class(self._load(message["path"]), message["path"])()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import neptrio.rings.child as ends
 
 from .._execute import check_class, hidden
+from .._host import completing
 from . import modules
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
@@ -41,6 +43,7 @@ class CompiledRingChild(RingChild):
 
 def preload(asked: dict[str, Any]) -> None:
     """Imports a model's file and calls its preload(args); processes forked from this one then have both."""
+    completing.set(os.path.join(asked["args"]["model_repository"], asked["args"]["model_version"]))
     module = modules.load(asked["path"])
     function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
         module, "preload", None

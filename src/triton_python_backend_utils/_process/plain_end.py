@@ -25,7 +25,7 @@ import time
 from collections import deque
 from typing import Any
 
-from .._errors import TritonError
+from .._errors import ErrorCode, TritonError
 from .._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from .._foreign import text_of
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
@@ -222,7 +222,7 @@ class PlainEnd:
         parameters = json.loads(text) if text else None
         if how == ERROR:
             text = reader.text()
-            made = InferenceResponse([], TritonError(text, reader.u32()), parameters)
+            made = InferenceResponse([], TritonError(text, ErrorCode(reader.u32())), parameters)
         else:
             made = InferenceResponse(self._tensors(reader, message, reader.u32()), None, parameters)
         return made, bool(flags & FINAL)

@@ -287,7 +287,10 @@ def test_dlpack(server: ServerProcess, module: Any) -> None:
         ("entry", r"execute\(\) returned None for a request"),
         ("type", "must return InferenceResponse objects, got str"),
         ("dtype", "complex64"),
-        ("outputs", "output_tensors must hold Tensor objects, got str"),
+        (
+            "outputs",
+            "output_tensors of InferenceResponse must be a list of Tensor objects with nothing else in it, got str",
+        ),
         (
             "raise",
             r"Failed to process the request\(s\) for model 'bad_0', message: RuntimeError: no luck today"

@@ -56,6 +56,7 @@ def test_initialize_fails_where_nothing_could_serve(ends: tuple[Own, Wire], tmp_
         "t": "initialize",
         "name": "m_0",
         "path": str(file),
+        "folder": str(file.parent),
         "decoupled": False,
         "spans": None,
         "args": {},

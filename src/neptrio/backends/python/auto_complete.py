@@ -14,15 +14,15 @@ def complete_config(
     name: str,
     python: str | None,
     path: Path,
+    folder: str,
     config: str,
     limit: float,
     abandonment: Abandonment,
     environ: dict[str, str] | None = None,
     limits: dict[str, Any] | None = None,
-    version_directory: str = "",
 ) -> dict[str, Any] | None:
     """Runs the model's auto_complete_config() in a process of its own. Returns the configuration, None if the model has
-    no such method."""
+    no such method. `folder` is the version's."""
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     process = Process(
         *(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None)),
@@ -31,8 +31,9 @@ def complete_config(
     )
     abandonment.add(process.kill)
     try:
-        asked = {"t": "auto_complete", "name": name, "path": str(path), "config": config}
-        process.send({**asked, "version_directory": version_directory})
+        process.send(
+            {"t": "auto_complete", "name": name, "path": str(path), "folder": folder, "config": config}
+        )
         answer = process.awaited(answers, "completed", limit, "auto_complete_config")
         found: dict[str, Any] | None = answer["config"]
         return found

@@ -30,6 +30,7 @@ from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, L
 from neptrio.foreign import text_of
 from neptrio.loop import threads
 from triton_python_backend_utils._execute import check_completed, described
+from triton_python_backend_utils._host import completing
 
 log = logging.getLogger("neptrio.python")
 
@@ -137,16 +138,17 @@ class PythonBackend(Backend):
                 context.name,
                 python_of(context),
                 path,
+                str(context.version_dir),
                 before,
                 initialize_seconds(context),  # with the start of the interpreter
                 context.abandonment,
                 *resources(context),
-                version_directory=str(context.version_dir),
             )
             if found is not None:
                 apply_completed(context, json.dumps(found))
             return
         source = ModelSource(path, context.name)
+        token = completing.set(str(context.version_dir))
         try:
             model_class = getattr(source.load(), "TritonPythonModel", None)
             complete = getattr(model_class, "auto_complete_config", None)
@@ -165,6 +167,7 @@ class PythonBackend(Backend):
             log.debug("auto_complete_config of %s failed", context.name, exc_info=error)
             raise Internal(described(error, OWN_FILES)) from error
         finally:
+            completing.reset(token)
             source.unload()
         if after != before:
             apply_completed(context, after)

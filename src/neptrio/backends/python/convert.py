@@ -15,6 +15,7 @@ from neptrio.backends.python.tensors import copied, outputs, private, readonly, 
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.foreign import text_of
 from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
+from triton_python_backend_utils._errors import ErrorCode
 
 # no constant of TritonError: what a kernel or ONNX model's own process answers a batch that took too long with
 TIMED_OUT = 8
@@ -143,7 +144,9 @@ def received(response: InferResponse) -> utils.InferenceResponse:
     made = utils.InferenceResponse.__new__(utils.InferenceResponse)
     made._parameters = response.parameters
     error = response.error
-    made._error = None if error is None else utils.TritonError(str(error), NUMBERS.get(error.code, 0))
+    made._error = (
+        None if error is None else utils.TritonError(str(error), ErrorCode(NUMBERS.get(error.code, 0)))
+    )
     made._tensors = [
         device_tensors.given(t)
         if t.memory_kind == GPU

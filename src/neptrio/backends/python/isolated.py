@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -152,6 +153,7 @@ class IsolatedInstance(BackendInstance):
                     "t": "initialize",
                     "name": self.name,
                     "path": str(self._path),
+                    "folder": os.path.join(self._args["model_repository"], self._args["model_version"]),
                     "args": self._args,
                     "decoupled": self._decoupled,
                     "spans": self._spans,

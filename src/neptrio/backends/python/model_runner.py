@@ -7,6 +7,7 @@ thread as a work item (Post, Reschedule).
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,7 @@ class ModelRunner:
         self.completions = services.completions
         self.decoupled = decoupled
         self.host = InProcessHost(name, args["model_name"], services)
+        self.host.model_dir = os.path.join(args["model_repository"], args["model_version"])
         self.model: Any = None
         self._source: ModelSource | None = source
         self._args = args
