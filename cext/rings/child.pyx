@@ -17,6 +17,8 @@ What belongs to whom:
  5. Any thread may have to make room in the second thread's ring. To take a descriptor and to put it at the end of `heard`
     is one step: no Python code runs in between, so no two threads change the order. From there, one thread at a time
     takes and handles them (hear() of ring_child.py).
+ 6. A process that the model forks has the same memory and is no end of the rings. Once told by leave() it touches neither:
+    what would be pushed raises, what would be taken is not there, and nothing is released.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo
@@ -54,6 +56,7 @@ from triton_python_backend_utils._process.reserved import sealed_memory
 from triton_python_backend_utils._errors import ErrorCode, TritonError, TritonModelException
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from triton_python_backend_utils._foreign import text_of
+from triton_python_backend_utils._host import FORKED
 from triton_python_backend_utils._request import InferenceRequest, InferenceResponse, InferenceTrace
 from triton_python_backend_utils._tensor import Tensor
 from triton_python_backend_utils._types import _NUMPY, join_strings, numpy_dtype, split_strings
@@ -212,6 +215,7 @@ cdef class ChildEnd:
     cdef readonly int not_now       # for so many it will not be
     cdef readonly bint read_only
     cdef bint measuring
+    cdef bint left                  # rule 6
     cdef Sole most
     cdef str model_name
     cdef int64_t model_version
@@ -296,6 +300,8 @@ cdef class ChildEnd:
         """Empties the second thread's ring and takes memory back that the server has returned. True when something else
         waits to be handled, which take_control() gives. Any thread."""
         cdef Entry entry
+        if self.left:
+            return False
         while True:
             self.heard.make_room()
             if ring_peek(&self.control, &entry) <= 0:
@@ -310,6 +316,8 @@ cdef class ChildEnd:
     def has_control(self) -> bool:
         """Something waits in the second thread's ring, or was taken from it and is not handled."""
         cdef Entry entry
+        if self.left:
+            return False
         return self.heard.count > 0 or ring_peek(&self.control, &entry) > 0
 
     cdef GivenMessage given(self, Entry* entry):
@@ -435,9 +443,20 @@ cdef class ChildEnd:
 
     # ------------------------------------------------------------ saying
 
+    def leave(self):
+        """This is a process that the model has forked (rule 6)."""
+        self.left = True
+
+    cdef int check(self) except -1:
+        if self.left:
+            raise TritonModelException(FORKED)
+        return 0
+
     cdef int release(self, uint64_t offset) except -1:
         """Nothing looks at a message of the server any more. Never blocks, wakes nobody."""
         cdef Entry entry
+        if self.left:
+            return 0
         entry.kind, entry.size, entry.id, entry.offset, entry.length = RELEASE, 0, 0, offset, 0
         if ring_push(&self.answers, &entry) <= 0:
             self.unsaid.append(offset)
@@ -448,6 +467,7 @@ cdef class ChildEnd:
         cdef timespec pause
         cdef uint64_t one = 1
         cdef Entry old
+        self.check()
         while self.unsaid:
             old.kind, old.size, old.id, old.offset, old.length = RELEASE, 0, 0, self.unsaid[len(self.unsaid) - 1], 0
             if ring_push(&self.answers, &old) <= 0:
@@ -494,6 +514,7 @@ cdef class ChildEnd:
         cdef char* target
         cdef uint64_t total = packer.total(), head
         cdef bint keep = refers is not None
+        self.check()
         for i in range(packer.count):
             if packer.pieces[i].size > KEEP_ABOVE:
                 keep = True
@@ -739,7 +760,7 @@ cdef class ChildEnd:
         cdef Block block
         for n in shape:
             size *= n
-        if size == 0:
+        if size == 0 or self.left:
             return None
         block = block_of(self.slab, size)
         if block is None:

@@ -64,6 +64,7 @@ def failed_text(instance: str, reason: str) -> str:
     return f"Failed to process the request(s) for model '{instance}', message: {reason}"
 
 
+LOOP_STOPPED = "the model has stopped its event loop: it is run again, and the model is not ready any more"
 OPEN_ANSWER, RESCHEDULED_ANSWER = object(), object()
 
 

@@ -7,6 +7,7 @@ to stderr, metrics are kept here, and the rest raises TritonModelException.
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,11 +15,19 @@ import numpy as np
 
 from ._errors import TritonModelException
 
+FORKED = (
+    "only the model's own process may ask the server, and this is one that the model has forked: return to it what it is to "
+    "ask or send"
+)
+
 
 class Host:
     """What a program that runs models implements. Every method may be called from any thread."""
 
     model_dir = ""  # the folder of the version that it runs
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
 
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
         """Starts an inference; returns an object with cancel(), drop() and took(response).
@@ -95,11 +104,23 @@ def uninstall(host: Host) -> None:
 
 
 def find() -> Host | None:
-    """The host for this thread, if any. A thread that a model started has one only where all lead to the same server."""
+    """The host for this thread, if any. A thread that a model started has one only where all lead to the same server; a
+    process that it forked has none."""
+    host = _found()
+    return None if host is None or host.process != os.getpid() else host
+
+
+def _found() -> Host | None:
     host = _current.get()
     if host is None and _default and not _several():
         host = _default[-1]
     return host
+
+
+def forked() -> bool:
+    """Whether this is a process that a model has forked."""
+    host = _found()
+    return host is not None and host.process != os.getpid()
 
 
 def _several() -> bool:
@@ -108,7 +129,9 @@ def _several() -> bool:
 
 def require(what: str) -> Host:
     """The host for this thread. Raises TritonModelException when there is none."""
-    host = find()
+    host = _found()
+    if host is not None and host.process != os.getpid():
+        raise TritonModelException(f"{what} is refused: {FORKED}")
     if host is None and _several():
         raise TritonModelException(
             f"{what} needs to know the server, and several run in this process; start the thread with "

@@ -38,7 +38,7 @@ class MetricFamily:
         name = valid(_checks.text(name, "name of MetricFamily"))
         description = valid(_checks.text(description, "description of MetricFamily"))
         _checks.member(kind, MetricKind, "kind of MetricFamily", "MetricFamily")
-        host = _host.find()
+        host = _host.require("MetricFamily") if _host.forked() else _host.find()
         make = _LocalFamily if host is None else host.metric_family
         self._family: Any = _call(make, name, description, int(kind))
 

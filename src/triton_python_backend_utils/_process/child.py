@@ -43,6 +43,7 @@ class Child:
         self.model: Any = None
         self.asking = _host.Host()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop_stopped = False  # by the model, which is not ready then
         self.tasks: set[Any] = set()  # of the loop
         self.hooks: set[Any] = set()  # those of them that are ends of sequences
 
@@ -95,7 +96,9 @@ class Child:
             return
         try:
             check = getattr(self.model, "is_ready", None)
-            if check is None:
+            if self.loop_stopped:
+                ready = False
+            elif check is None:
                 ready = self.model is not None
             elif self.loop is not None:
                 ready = said_ready(asyncio.run_coroutine_threadsafe(_awaited(check), self.loop).result())
@@ -133,6 +136,10 @@ class Child:
         """Executes batches until the process ends."""
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """Called in a process that the model has forked: what leads to the server is its parent's."""
+        self.wire.leave()
+
     def descriptors_came(self, message: dict[str, Any]) -> None:
         """Descriptors that belong to a message on a ring."""
         raise NotImplementedError
@@ -145,6 +152,7 @@ class Child:
         self.asking = host = self.host()
         _host.enter(host)
         _host.install(host)
+        os.register_at_fork(after_in_child=self.leave)
         for target in (self.receive, self.finish):
             threads.start(target)
         while True:

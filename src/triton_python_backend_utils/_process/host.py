@@ -38,6 +38,7 @@ class ChildHost(_host.Host):
     """See the module's text."""
 
     def __init__(self, child: RingChild) -> None:
+        super().__init__()
         self._child = child
 
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:

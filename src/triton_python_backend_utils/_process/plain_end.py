@@ -25,9 +25,10 @@ import time
 from collections import deque
 from typing import Any
 
-from .._errors import ErrorCode, TritonError
+from .._errors import ErrorCode, TritonError, TritonModelException
 from .._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from .._foreign import text_of
+from .._host import FORKED
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
 from .._tensor import Tensor
 from .kinds import (
@@ -113,6 +114,7 @@ class PlainEnd:
         self._taking = threading.RLock()  # a finalizer may come in between, on the same thread
         self._heard: deque[Entry] = deque()
         self._unsaid: list[int] = []
+        self._left = False  # this is a process that the model has forked
         self._number = 0
         self._bell = bell
         self.links = links
@@ -154,6 +156,8 @@ class PlainEnd:
     def take_returns(self) -> bool:
         """Empties the second thread's ring and takes memory back that the server has returned. True when something else
         waits to be handled, which take_control() gives. Any thread."""
+        if self._left:
+            return False
         with self._taking:
             while True:
                 entry = Entry()
@@ -167,7 +171,9 @@ class PlainEnd:
     @property
     def has_control(self) -> bool:
         """Something waits in the second thread's ring, or was taken from it and is not handled."""
-        return len(self._heard) > 0 or bool(self._library.plain_waiting(ctypes.byref(self._control)))
+        return not self._left and (
+            len(self._heard) > 0 or bool(self._library.plain_waiting(ctypes.byref(self._control)))
+        )
 
     def requests(self, number: int, message: GivenMessage) -> list[InferenceRequest]:
         """What execute() is called with."""
@@ -238,13 +244,21 @@ class PlainEnd:
     def _push_now(self, entry: Entry) -> int:
         return int(self._library.plain_push(ctypes.byref(self._answers), ctypes.byref(entry)))
 
+    def leave(self) -> None:
+        """This is a process that the model has forked: the rings are its parent's, and nothing here touches them."""
+        self._left = True
+
     def release(self, offset: int) -> None:
         """Nothing looks at a message of the server any more. Never blocks, wakes nobody."""
+        if self._left:
+            return
         if self._push_now(Entry(RELEASE, 0, 0, offset, 0)) <= 0:
             self._unsaid.append(offset)
 
     def _push(self, entry: Entry) -> int:
         """Pushes, waiting for room, and where the server sleeps rings. Returns how many entries were pushed, ever."""
+        if self._left:
+            raise TritonModelException(FORKED)
         while self._unsaid:
             try:
                 offset = self._unsaid.pop()
@@ -293,6 +307,8 @@ class PlainEnd:
                 self._extents.give(offset, size_of)
 
     def _send(self, kind: int, id: int, packer: Packer) -> None:
+        if self._left:
+            raise TritonModelException(FORKED)
         own = len(packer.own)
         total = (own + ALIGN - 1) // ALIGN * ALIGN + packer.data
         keep = any(len(piece) > KEEP_ABOVE for piece in packer.pieces)

@@ -20,13 +20,14 @@ until LOOK comes on the ring of batches, behind the last ends of sequences.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from typing import Any
 
-from .._execute import answers, failed_text, failure_text, listed
+from .._execute import LOOP_STOPPED, answers, failed_text, failure_text, listed
 from .._request import InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import kinds, threads, tracing
@@ -166,6 +167,11 @@ class RingChild(Child):
         """Sends the server the descriptor of a segment that this process made."""
         self.wire.send({"t": "message_segment", "k": number, "size": size}, [descriptor])
 
+    def leave(self) -> None:
+        super().leave()
+        if self.end is not None:
+            self.end.leave()
+
     def catch_up(self) -> None:
         """Takes back memory that the server has returned. The caller may hold a channel's lock, so other messages are
         left to another thread."""
@@ -265,8 +271,10 @@ class RingChild(Child):
 
     def serve(self) -> None:
         if self.loop is not None:
-            self.loop.run_forever()
-            return
+            while True:  # it is never stopped but by the model
+                self.loop.run_forever()
+                self.loop_stopped = True
+                print(LOOP_STOPPED, file=sys.stderr, flush=True)
         end = self.end
         aside = self.aside
         while True:

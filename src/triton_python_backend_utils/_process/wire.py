@@ -25,6 +25,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from .._errors import TritonModelException
+from .._host import FORKED
+
 FRAME = struct.Struct("<I")
 MOST_TEXT = 64 << 20  # bytes of a frame's JSON object
 FIRST_READ = 1 << 20  # bytes that are made room for before any has arrived
@@ -44,9 +47,12 @@ class Wire:
         self._sock = sock
         self._lock = threading.Lock()
         self._fds: deque[int] = deque()
+        self._left = False
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Sends a message, and descriptors that receive() puts into it. Raises OSError when the other side is gone."""
+        if self._left:
+            raise TritonModelException(FORKED)
         if descriptors:
             message = {**message, "fds": len(descriptors)}
         text = json.dumps(message, separators=(",", ":")).encode()
@@ -57,6 +63,10 @@ class Wire:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
                 sent = self._sock.sendmsg([frame], [rights])
             self._sock.sendall(frame[sent:])
+
+    def leave(self) -> None:
+        """The socket is another process's, which has forked this one: nothing is sent any more."""
+        self._left = True
 
     def receive(self) -> dict[str, Any] | None:
         """The next message, in message["descriptors"] what came with it, if anything did; None at the end.

@@ -299,6 +299,7 @@ class InProcessHost(Host):
     """What a model in the server's process may ask of the server."""
 
     def __init__(self, name: str, model: str, services: ModelHost) -> None:
+        super().__init__()
         self.batch: Batch | None = None  # the batch that the instance's thread executes
         self.thread = 0  # the id of that thread
         self._model = model

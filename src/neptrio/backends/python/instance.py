@@ -24,6 +24,7 @@ from neptrio.observe import current_span
 from neptrio.request.infer_request import RequestState, monotonic_ns
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._execute import (
+    LOOP_STOPPED,
     AnswerError,
     described,
     said_ready,
@@ -54,6 +55,8 @@ class InProcessInstance(BackendInstance):
         self._gpu = gpu
         self._device: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_stopped = False  # by the model, which is not ready then
+        self._loop_ends = False
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hooks: set[asyncio.Task[None]] = set()
@@ -93,6 +96,8 @@ class InProcessInstance(BackendInstance):
     def is_ready(self) -> bool:
         model = self._runner.model
         check = getattr(model, "is_ready", None)
+        if self._loop_stopped:
+            return False
         if check is None:
             return model is not None
         if self._loop is not None:
@@ -212,6 +217,10 @@ class InProcessInstance(BackendInstance):
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            while not self._loop_ends:
+                self._loop_stopped = True
+                log.error("%s: %s", self._runner.name, LOOP_STOPPED)
+                self._loop.run_forever()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
@@ -231,6 +240,7 @@ class InProcessInstance(BackendInstance):
         assert self._loop is not None and self._thread is not None
         if self._checking is not None:  # otherwise its caller would wait for ever
             self._checking.cancel()
+        self._loop_ends = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop = None
