@@ -7,6 +7,7 @@ stops being one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -70,7 +71,7 @@ class Lost:
 
 
 def _parse_text(text: str, where: str, report: Report) -> Any:
-    rest = text
+    rest = model_config.signs_joined(text)
     for _ in range(MOST):
         config = model_config.new_config()
         try:
@@ -96,6 +97,8 @@ def _parse_text(text: str, where: str, report: Report) -> Any:
 
 
 def _parse_json(text: str, where: str, report: Report) -> Any:
+    with contextlib.suppress(InvalidArgument):  # what follows finds all problems, by the letter of JSON
+        return model_config.parse_json(text, where)
     try:
         document = json.loads(text)
         model_config.check_unicode(document)

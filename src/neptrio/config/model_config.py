@@ -20,7 +20,7 @@ from typing import Any
 from google.protobuf import json_format, text_format
 
 from neptrio.codec.descriptors import message_class, pool
-from neptrio.config import locate
+from neptrio.config import lenient_json, locate
 from neptrio.config.problem import ERROR, Problem
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import InputSpec
@@ -37,7 +37,10 @@ class ConfigSource:
     @cached_property
     def _lines(self) -> dict[locate.Path, int]:
         if self.text.lstrip()[:1] == "{":
-            return locate.lines_of_json(self.text)
+            try:
+                return locate.lines_of_json(self.text)
+            except (ValueError, LookupError):  # it is no JSON by the letter (lenient_json)
+                return {}
         return locate.lines_of_text(self.text)
 
     def problem(self, path: locate.Path, message: str, severity: str = ERROR) -> Problem:
@@ -65,7 +68,14 @@ def parse_text(text: str, where: str) -> Any:
     """The inference.ModelConfig of a config.pbtxt's text. Raises InvalidArgument naming file and line."""
     config = new_config()
     try:
-        text_format.Parse(text, config)
+        try:
+            text_format.Parse(text, config)
+        except text_format.ParseError:
+            joined = signs_joined(text)
+            if joined == text:
+                raise
+            config = new_config()
+            text_format.Parse(joined, config)
     except text_format.ParseError as error:
         line = error.GetLine()
         place = f"{where}:{line}" if line else where
@@ -73,6 +83,14 @@ def parse_text(text: str, where: str) -> Any:
     except RecursionError:
         raise InvalidArgument(f"{where}: messages are nested too deeply") from None
     return config
+
+
+_SIGN = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*)|-(\s+)(?=[\d.])""")
+
+
+def signs_joined(text: str) -> str:
+    """`- 1` as `-1`, which protobuf's parser in Python wants; lines stay where they are."""
+    return _SIGN.sub(lambda m: m[1] if m[1] is not None else "\n" * m[2].count("\n") + "-", text)
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -84,7 +102,12 @@ def parse_json(text: str | bytes, where: str) -> Any:
             raise ValueError("expected an object")
         with contextlib.suppress(json.JSONDecodeError):  # json_format reports the error below
             check_unicode(json.loads(plain))
-        json_format.Parse(plain, config)
+        try:
+            json_format.Parse(plain, config)
+        except json_format.ParseError:
+            return _parse_leniently(plain)
+    except lenient_json.Refused as error:
+        raise InvalidArgument(f"{where}:{error.line}: {error}") from None
     except json_format.ParseError as error:
         message = str(error)
         at = re.search(r"line (\d+) column", message)
@@ -95,6 +118,15 @@ def parse_json(text: str | bytes, where: str) -> Any:
         ) from None
     except (UnicodeDecodeError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{where}: not a model configuration in JSON: {error}") from None
+    return config
+
+
+def _parse_leniently(text: str) -> Any:
+    """What the strict parser has refused. Raises its ParseError, or Refused."""
+    config = new_config()
+    document = lenient_json.parse(text, config.DESCRIPTOR)
+    check_unicode(document)
+    json_format.ParseDict(document, config)
     return config
 
 

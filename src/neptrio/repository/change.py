@@ -19,7 +19,16 @@ def unchanged(record: Record, found: Found) -> bool:
         and record.place == found.place
         and not any(model.lost for model in record.serving.values())
         and set(record.serving) == set(found.versions) != set()
-        and record.fingerprint == found.fingerprint
+        and (record.fingerprint == found.fingerprint or _same_content(record, found))
+    )
+
+
+def _same_content(record: Record, found: Found) -> bool:
+    """True when at most the text of the configuration has changed (a comment, say) and not what it says."""
+    return (
+        record.source is not None
+        and _without(record.source.config) == _without(found.source.config)
+        and _files(record.fingerprint) == _files(found.fingerprint)
     )
 
 

@@ -170,6 +170,7 @@ class Loading:
                 and change.unchanged(record, found)
             ):
                 record.wanted = True
+                record.source, record.fingerprint = found.source, found.fingerprint
                 return False
             record.wanted = True
             try:
