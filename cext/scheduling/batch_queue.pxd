@@ -28,6 +28,8 @@ cdef class Level:
     cdef Entry late_tail
 
 cdef class BatchQueue:
+    cdef list busy                  # those of the levels that hold requests, in order; the only one where there is one
+    cdef bint bounded               # each level has a limit
     cdef list levels
     cdef list heap
     cdef int64_t arrivals

@@ -45,6 +45,9 @@ cdef str WAIT = "wait"
 REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, FLUSH)  # type: tuple[str, ...]
 
 
+from bisect import insort
+
+
 @cython.freelist(256)
 @cython.trashcan(True)
 cdef class Entry:
@@ -63,6 +66,10 @@ cdef class Level:
         self.delay = delay
 
 
+def _number(Level level):
+    return level.number
+
+
 cdef class BatchQueue:
     """Waiting requests of one model. `policies` is a list of (max_queue_size, timeout_us,
     allow_timeout_override, delay) per level, the first being priority 1; models without priority
@@ -79,6 +86,8 @@ cdef class BatchQueue:
         self.delay_ns = delay_ns
         self.default_level = default_level
         self.levels = [Level(i + 1, *policy) for i, policy in enumerate(policies)]
+        self.busy = self.levels if len(self.levels) == 1 else []
+        self.bounded = all(level.max_size for level in self.levels)
         self.heap = []
         self.varying = []
         self.shape_tensors = set(shape_tensors)
@@ -225,6 +234,8 @@ cdef class BatchQueue:
         request.scheduler_data = e
         request.deadline_ns = 0
         self.link(e, False)
+        if level.size == 0 and self.busy is not self.levels:
+            insort(self.busy, level, key=_number)
         level.size += 1
         self.size += 1
         self.weight += request.batch_size
@@ -244,6 +255,8 @@ cdef class BatchQueue:
         self.heap_remove(e)
         self.unlink(e)
         e.level.size -= 1
+        if e.level.size == 0 and self.busy is not self.levels:
+            self.busy.remove(e.level)
         self.size -= 1
         self.weight -= request.batch_size
         request.scheduler_data = None
@@ -253,8 +266,10 @@ cdef class BatchQueue:
     def full(self) -> bool:
         """True when every level holds as many requests as it may."""
         cdef Level level
+        if not self.bounded:
+            return False
         for level in self.levels:
-            if not level.max_size or level.size < level.max_size:
+            if level.size < level.max_size:
                 return False
         return True
 
@@ -303,7 +318,7 @@ cdef class BatchQueue:
         self.oldest_wait_ns = 0
         if self.size == 0:
             return 0
-        for level in self.levels:
+        for level in self.busy:
             late = False
             e = level.head
             while closed is None:
@@ -375,7 +390,7 @@ cdef class BatchQueue:
         cdef Level level
         cdef Entry e
         cdef InferRequest request
-        for level in self.levels:
+        for level in list(self.busy):  # which loses those that become empty
             while len(taken) < self.count:
                 e = level.head if level.head is not None else level.late_head
                 if e is None:
@@ -393,12 +408,17 @@ cdef class BatchQueue:
         cdef Level level
         cdef Entry e
         cdef list found = []
-        for level in self.levels:
+        for level in self.busy:
             for e in (level.head, level.late_head):
                 while e is not None:
                     found.append(e.request)
                     e = e.next
         return found
+
+    def size_of(self, int64_t level) -> int:
+        """The number of waiting requests of one level, from 0."""
+        cdef Level found = self.levels[level]
+        return found.size
 
     def sizes(self) -> list:
         # type: () -> list[int]

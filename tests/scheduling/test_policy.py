@@ -52,10 +52,10 @@ def test_the_default_level_is_one_of_the_levels(levels: int, default: int, good:
             policy(text)
 
 
-def test_a_thousand_levels_and_no_more() -> None:
-    assert len(policy("priority_levels: 1000 default_priority_level: 1000").levels) == 1000
-    with pytest.raises(InvalidArgument, match="must be at most 1000 for m, got 1001"):
-        policy("priority_levels: 1001 default_priority_level: 1")
+def test_a_hundred_thousand_levels_and_no_more() -> None:
+    assert len(policy("priority_levels: 100000 default_priority_level: 100000").levels) == 100_000
+    with pytest.raises(InvalidArgument, match="must be at most 100000 for m, got 100001"):
+        policy("priority_levels: 100001 default_priority_level: 1")
 
 
 def test_a_level_has_its_own_policy_or_the_usual_one() -> None:

@@ -26,7 +26,7 @@ OWNERS = {
     "tensorrt_plan": "tensorrt",
 }
 _BACKEND_OF_PLATFORM = {**OWNERS, "python": "python", "identity": "identity"}
-# a file in a version folder, or the end of the model's name -> backend
+# a file or folder in a version folder, or the end of a file's name -> backend
 _BACKEND_OF_FILE = {
     "model.onnx": "onnxruntime",
     "model.py": "python",
@@ -63,7 +63,7 @@ def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bo
     if not config.backend:
         config.backend = _BACKEND_OF_PLATFORM.get(config.platform, "")
     if not config.backend and not config.platform and auto_complete:
-        config.backend = _backend_of_files(config, model_dir)
+        config.backend = _backend_of_files(config, model_dir) or _backend_of_name(name)
     if not config.platform and auto_complete:
         config.platform = _PLATFORM_OF_BACKEND.get(config.backend, "")
     if not config.backend:
@@ -71,9 +71,15 @@ def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bo
         what = f"the platform '{config.platform}' names none" if config.platform else "neither is given"
         text = (
             f"{source.where(('backend',))}: must specify 'backend' (or 'platform') for model '{name}': {what}, and "
-            f"no version folder holds a file that tells it ({known})"
+            f"no version folder holds a file that tells it ({known}), nor is the folder's name NAME.BACKEND"
         )
         raise InvalidArgument(hinted(text, model_dir))
+
+
+def _backend_of_name(name: str) -> str:
+    """BACKEND of a folder NAME.BACKEND, "" for a name without a dot."""
+    head, _, backend = name.rpartition(".")
+    return backend if head else ""
 
 
 def _backend_of_files(config: Any, model_dir: Path) -> str:

@@ -18,9 +18,11 @@ def read(model_dir: Path, config: Any) -> dict[str, list[bytes]]:
 
 
 def read_file(path: Path, output: str) -> list[str]:
-    """The labels of one file, one a line. Raises InvalidArgument when it cannot be read."""
+    """The labels of one file, one a line, with the blanks that it has. Raises InvalidArgument when it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"labels of output '{output}' cannot be read: {path}: {error}") from None
-    return [line.strip() for line in lines]
+    if not lines[-1]:  # behind the last line's end
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]

@@ -2,7 +2,7 @@
 
 Their form is that of docs/protocol/model-repository-extension.md. Files are written to a temporary folder, which
 replaces the model's folder and exists for as long as a model loaded from it. Nothing is ever written outside that
-folder: a path must be relative, without `..` and without names that a file system refuses.
+folder: a path is taken as relative to it, and must be without `..` and without names that a file system refuses.
 """
 
 from __future__ import annotations
@@ -124,9 +124,24 @@ def parts_of(path: str) -> tuple[str, ...]:
     return parts
 
 
+def plain(path: str) -> str:
+    """A path of a load call without what says nothing: `/1/model.py`, `./1/model.py` and `1//model.py` are one file."""
+    head, slash, name = path.rpartition("/")
+    return "/".join([*(part for part in head.split("/") if part not in ("", ".")), name]) if slash else path
+
+
 def write(files: Mapping[str, bytes]) -> Folder:
     """A new temporary folder with these files. Raises InvalidArgument or OSError and then leaves nothing behind."""
-    places = [(parts_of(path), content) for path, content in files.items()]
+    given: dict[tuple[str, ...], str] = {}
+    places = []
+    for path, content in files.items():
+        parts = parts_of(plain(path))
+        if parts in given:
+            raise InvalidArgument(
+                f"'{FILE}{shown(path)}' and '{FILE}{shown(given[parts])}' are the same file: expected each file once"
+            )
+        given[parts] = path
+        places.append((parts, content))
     folder = Folder()
     try:
         for parts, content in places:

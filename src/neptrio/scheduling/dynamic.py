@@ -159,7 +159,7 @@ class DynamicScheduler(Scheduler):
     def expect_place(self, request: InferRequest, beside: int) -> None:
         level = self.level_of(request)
         most = self.policy.levels[level].max_size
-        if most and self.queue.sizes()[level] + beside >= most:
+        if most and self.queue.size_of(level) + beside >= most:
             raise self._refusal(request.id)
 
     def cancel(self, request: InferRequest) -> None:

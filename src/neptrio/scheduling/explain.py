@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from neptrio.config.isolation import asks_for_process, isolated, parameter
@@ -172,8 +174,19 @@ def _queues(policy: BatchingPolicy) -> list[str]:
     return [
         f"There are {len(policy.levels)} priority levels, 1 is served first; requests without priority are of level "
         f"{policy.default_level}.",
-        *(f"Level {i + 1} {_queue(level)}." for i, level in enumerate(policy.levels)),
+        *(f"{span} {_queue(level)}." for span, level in _spans(policy)),
     ]
+
+
+def _spans(policy: BatchingPolicy) -> Iterator[tuple[str, QueuePolicy]]:
+    """Levels with their policy; three and more in a row that have the same one are told together."""
+    for level, rows in itertools.groupby(enumerate(policy.levels, 1), lambda row: row[1]):
+        numbers = [number for number, _ in rows]
+        if len(numbers) > 2:
+            yield f"Each of the levels {numbers[0]} to {numbers[-1]}", level
+        else:
+            for number in numbers:
+                yield f"Level {number}", level
 
 
 def _queue(level: QueuePolicy) -> str:

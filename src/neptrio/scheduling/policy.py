@@ -107,5 +107,5 @@ def batching_policy(config: Any) -> BatchingPolicy:
     )
 
 
-MOST_LEVELS = 1000
+MOST_LEVELS = 100_000  # each takes some memory, whether it is used or not
 MOST_DELAY_US = 10**15  # 31 years; keeps nanoseconds within 64 bits

@@ -117,6 +117,7 @@ class PythonBackend(Backend):
     @classmethod
     def based_on(cls, file: Path) -> type[PythonBackend]:
         """Makes the class of a Python-based backend, whose code is in `file`."""
+        # its models have no file of their own that a name could be filled in for
         return type("PythonBasedBackend", (cls,), {"shared_file": file, "default_model_filename": ""})
 
     @classmethod
