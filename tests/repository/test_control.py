@@ -134,7 +134,7 @@ def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> No
         ({"config": "{}", "file:1/model.onnx": "QUJ"}, 400, "not valid base64"),
         ({"config": "{}", "file:1/model.onnx": "é"}, 400, "not valid base64"),
         ({"config": "{}", "file:../../x": "QUJD"}, 500, "must stay within model directory"),
-        ({"config": "{}", "file:/etc/x": "QUJD"}, 500, "expected file:<version>/<file name>"),
+        ({"config": "{}", "file:/etc/x/": "QUJD"}, 500, "expected file:<version>/<file name>"),
         ({"config": "{}", "file:": "QUJD"}, 500, "expected file:"),
         ({"config": "{}", "file:1/" + "x" * 300: "QUJD"}, 500, "longer than 255 bytes"),
         ({"config": "{}", "file:1": "QUJD", "file:1/x": "QUJD"}, 500, "cannot be written"),

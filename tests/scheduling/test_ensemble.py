@@ -241,7 +241,7 @@ def test_final_flag_with_the_last_decoupled_response() -> None:
     world = World([step("repeat", "X=IN", "Y=OUT")])
     _, sink = world.send()
     world.steps.answer(world.steps.calls[0], 3, final=True)
-    assert sink.responses == [({"OUT": 3}, False), ("null", True)]
+    assert sink.responses == [({"OUT": 3}, True)]
 
 
 def test_two_decoupled_steps_in_a_row() -> None:
@@ -260,8 +260,8 @@ def test_two_decoupled_steps_in_a_row() -> None:
     assert sorted(world.steps.value(r) for r in joins) == [101, 103, 202]
     for join in joins:
         world.steps.answer(join)
-    assert sorted(r[0]["OUT"] for r in sink.responses[:-1]) == [102, 104, 203]
-    assert sink.responses[-1] == ("null", True)
+    assert sorted(r[0]["OUT"] for r in sink.responses) == [102, 104, 203]
+    assert [final for _, final in sink.responses] == [False, False, True]
 
 
 def test_a_branch_beside_the_decoupled_step_runs_once() -> None:
@@ -278,7 +278,7 @@ def test_a_branch_beside_the_decoupled_step_runs_once() -> None:
     assert [world.steps.value(r) for r in joins] == [12, 22]
     for join in joins:
         world.steps.answer(join)
-    assert [r[0] for r in sink.responses] == [{"OUT": 13}, {"OUT": 23}, "null"]
+    assert sink.responses == [({"OUT": 13}, False), ({"OUT": 23}, True)]
 
 
 def test_max_inflight_requests_holds_steps_back_in_order() -> None:

@@ -154,9 +154,11 @@ class _Walk(Responder):
         """Sends complete answers in order; finishes the request when nothing is left to run."""
         while self.answers and self.answers[0].complete and not self.finished:
             frame = self.answers.popleft()
-            made = [frame.find(name) for name in self.outputs]
+            graph = self.scheduler.graph
+            made = [graph.fitted(-1, name, frame.find(name)) for name in self.outputs]
             response = InferResponse([tensor for tensor in made if tensor is not None])
-            if self.depth == 0 and not self.scheduler.graph.decoupled:
+            last = not self.answers and not self.children and not self.waiting
+            if last or (self.depth == 0 and not graph.decoupled):
                 self.finish(response)
                 return
             complete(self.request, response, False)
@@ -169,9 +171,9 @@ class _Walk(Responder):
             name = self.request.model_name
             self.fail(Internal(f"in ensemble '{name}', the steps made no tensor(s) {missing}"))
             return
-        last = InferResponse()
-        last.null = True
-        self.finish(last)
+        end = InferResponse()
+        end.null = True
+        self.finish(end)
 
     def _drop(self, frame: _Frame) -> None:
         """Removes frames that are answered and where nothing runs, to free their tensors."""
@@ -344,7 +346,7 @@ class EnsembleScheduler(Scheduler):
         child.responder = walk
         tensors = []
         for own, name in step.inputs:
-            tensor = frame.find(name)
+            tensor = self.graph.fitted(step.index, own, frame.find(name))
             if tensor is not None:
                 tensors.append(tensor.renamed(own))
         child.inputs = tensors

@@ -31,6 +31,24 @@ class Step:
         return frozenset(tensor for _, tensor in self.inputs)
 
 
+def _matches(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(dims) == len(shape) and all(x == y or x < 0 or y < 0 for x, y in zip(dims, shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a tensor gets from a model with batches to one without, or back: as on a Triton server by a leading 1."""
+
+    adds: bool  # to where there are batches
+    dims: tuple[int, ...]  # as the reader's configuration has them
+
+    def __call__(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape for the reader; one that does not fit stays as it is, and is refused there."""
+        if self.adds:
+            return (1, *shape) if _matches(self.dims, shape) else shape
+        return shape[1:] if shape[:1] == (1,) and not _matches(self.dims, shape) else shape
+
+
 @dataclass(frozen=True)
 class Graph:
     """The steps in the order of the configuration, and which step makes which tensor."""
@@ -41,6 +59,15 @@ class Graph:
     maker: dict[str, int]  # tensor -> index of the step that makes it
     below: dict[int, frozenset[int]]  # step -> the steps that depend on it, directly or not
     level: tuple[int, ...]  # per step: how many decoupled steps it depends on
+    fits: dict[tuple[int, str], Fit]  # (step, its model's input); and (-1, the ensemble's output)
+
+    def fitted(self, step: int, name: str, tensor: Any) -> Any:
+        """A tensor as its reader wants it, see `fits`; None for None."""
+        fit = self.fits.get((step, name)) if self.fits else None
+        if fit is None or tensor is None:
+            return tensor
+        shape = fit(tensor.shape)
+        return tensor if shape == tensor.shape else tensor.reshaped(shape)
 
     @property
     def decoupled(self) -> bool:
@@ -70,6 +97,12 @@ class _Use:
     where: str
     data_type: int
     dims: tuple[int, ...]
+    batching: bool
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The dimensions with that of the batch, if there is one."""
+        return (-1, *self.dims) if self.batching else self.dims
 
 
 def child_names(config: Any) -> list[str]:
@@ -107,10 +140,11 @@ def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> G
         report(STEP, f"must specify 'step' for ensemble '{name}', got none")
         return None
     seen: dict[str, _Use] = {
-        i.name: _Use("an ensemble input", i.data_type, _full(config, i.dims)) for i in config.input
+        i.name: _Use("an ensemble input", i.data_type, *_dims(config, i.dims)) for i in config.input
     }
     inputs = frozenset(seen)
     maker: dict[str, int] = {}
+    uses: dict[tuple[int, str], tuple[str, _Use]] = {}
     steps = []
     consumed: list[tuple[Sequence[str | int], str, _Use | None, str]] = []
     for index, raw in enumerate(config.ensemble_scheduling.step):
@@ -127,13 +161,20 @@ def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> G
             tuple(sorted(raw.output_map.items())),
             child is not None and child.model_transaction_policy.decoupled,
         )
+        if child is not None and 0 < child.max_batch_size < config.max_batch_size:
+            report(
+                (*at, "model_name"),
+                f"ensemble {name} allows maximum batch size {config.max_batch_size}, but it contains model "
+                f"{raw.model_name} which only allows maximum batch size to be {child.max_batch_size}",
+            )
         child_inputs = {i.name: i for i in child.input} if child is not None else {}
         child_outputs = {o.name: o for o in child.output} if child is not None else {}
         for own, tensor in step.inputs:
             here = (*at, "input_map")
             use = None
             if own in child_inputs:
-                use = _Use(label, child_inputs[own].data_type, _full(child, child_inputs[own].dims))
+                use = _Use(label, child_inputs[own].data_type, *_dims(child, child_inputs[own].dims))
+                uses[index, own] = tensor, use
             elif child is not None:
                 report(here, _unknown(label, "input", own, tensor, child_inputs))
             consumed.append((here, tensor, use, label))
@@ -152,7 +193,7 @@ def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> G
             maker[tensor] = index
             if own in child_outputs:
                 out = child_outputs[own]
-                seen[tensor] = _Use(label, out.data_type, _full(child, out.dims))
+                seen[tensor] = _Use(label, out.data_type, *_dims(child, out.dims))
         steps.append(step)
     for path, tensor, use, label in consumed:
         if tensor not in inputs and tensor not in maker:
@@ -167,18 +208,24 @@ def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> G
         if o.name not in maker:
             report(path, f"output '{o.name}' of ensemble '{name}' is made by no step")
         elif o.name in seen:
-            use = _Use("an ensemble output", o.data_type, _full(config, o.dims))
+            use = _Use("an ensemble output", o.data_type, *_dims(config, o.dims))
+            uses[-1, o.name] = o.name, use
             _same(path, name, o.name, seen[o.name], use, report)
     below = _below(name, steps, maker, report)
     if below is None:
         return None
     _single_source(name, steps, below, report)
     level = tuple(sum(1 for d in steps if d.decoupled and s.index in below[d.index]) for s in steps)
-    return Graph(tuple(steps), inputs, tuple(o.name for o in config.output), maker, below, level)
+    fits = {
+        reader: Fit(use.batching, use.dims)
+        for reader, (tensor, use) in uses.items()
+        if tensor in seen and seen[tensor].batching != use.batching
+    }
+    return Graph(tuple(steps), inputs, tuple(o.name for o in config.output), maker, below, level, fits)
 
 
-def _full(config: Any, dims: Any) -> tuple[int, ...]:
-    return ((-1, *dims)) if config.max_batch_size > 0 else tuple(dims)
+def _dims(config: Any, dims: Any) -> tuple[tuple[int, ...], bool]:
+    return tuple(dims), config.max_batch_size > 0
 
 
 def _unknown(label: str, kind: str, own: str, tensor: str, known: Any) -> str:
@@ -195,15 +242,12 @@ def _same(here: Sequence[str | int], name: str, tensor: str, a: _Use, b: _Use, r
             f"in ensemble '{name}', tensor '{tensor}' is {datatypes.CONFIG_NAME.get(a.data_type)} in {a.where} "
             f"and {datatypes.CONFIG_NAME.get(b.data_type)} in {b.where}",
         )
-    # a model without batching may take or make the batch dimension as an ordinary one
-    fits = len(a.dims) == len(b.dims) and all(
-        x == y or x < 0 or y < 0 for x, y in zip(a.dims, b.dims, strict=True)
-    )
-    if not fits:
+    # a model without batches may take or make their dimension as an ordinary one, or one item of them (Fit)
+    if not _matches(a.full, b.full) and not _matches(a.dims, b.dims):
         report(
             here,
-            f"in ensemble '{name}', tensor '{tensor}' has shape {list(a.dims)} in {a.where} and "
-            f"{list(b.dims)} in {b.where}",
+            f"in ensemble '{name}', tensor '{tensor}' has shape {list(a.full)} in {a.where} and "
+            f"{list(b.full)} in {b.where}",
         )
 
 
