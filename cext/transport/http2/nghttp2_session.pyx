@@ -37,6 +37,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from neptrio.transport.http2.stream cimport Account, Stream, Totals
 from neptrio.transport.http2.output cimport Output
+from neptrio.transport.http2.session_core cimport SessionCore
 from neptrio.transport.http2.nghttp2 cimport *
 from neptrio.transport.http2.nghttp2_headers cimport (
     MAX_REPLY_HEADERS,
@@ -54,21 +55,18 @@ from neptrio.transport.http2.limits import (
     GRPC,
     HEADER_BOMB,
     MAX_HEADER_LIST,
-    Nuisance,
 )
 
 log = logging.getLogger("neptrio.http2")
 
 cdef enum:
-    PREFACE = 24     # bytes
-    HEAD = 9         # bytes of a frame's head
     LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
 
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
 cdef bytes TOO_MANY_PINGS = b"too_many_pings"
 
 
-cdef class Session:
+cdef class Session(SessionCore):
     """One HTTP/2 connection's state. `open_stream(session, stream_id, path, headers)` makes calls.
 
     `open_stream` returns a Stream; `headers` is a callable that gives the request's header
@@ -76,30 +74,8 @@ cdef class Session:
     """
 
     cdef nghttp2_session* session
-    cdef object open_stream
-    cdef readonly Account account
-    cdef readonly object nuisance  # type: Nuisance
-    cdef readonly Py_ssize_t pings_acked
-    cdef readonly dict streams  # type: dict[int, Stream]
-    cdef readonly bint dead
-    cdef readonly str failure  # type: str | None
-    cdef readonly bint draining
     cdef Output out
     cdef Collected headers         # the headers being received
-    cdef Py_ssize_t frameless      # bytes received since the last whole frame
-    cdef Py_ssize_t most_frameless
-    cdef size_t preface            # bytes of the preface that are still to come
-    cdef size_t payload            # and of the current frame
-    cdef uint8_t[9] head           # the beginning of a frame's head
-    cdef int head_bytes            # how many bytes of it have come
-    cdef bint in_block             # a request's headers have begun and not ended
-    cdef readonly int64_t begun    # frames that have begun
-    cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
-    cdef bint flooded
-    cdef bint pinged_too_often
-    cdef bint holding              # connection credit is being withheld
-    cdef Py_ssize_t held_credit
-    cdef bint has_output
     cdef bint unsendable           # sending has failed: the state of the last frame is unknown
     cdef bint inside               # the library, and with it one of its callbacks, is running
     cdef bint opening              # open_stream() is running: its stream is not yet in `streams`
@@ -115,12 +91,7 @@ cdef class Session:
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
-        self.open_stream = open_stream
-        self.account = Account(totals)
-        self.nuisance = nuisance if nuisance is not None else Nuisance()
-        self.streams = {}
-        self.most_frameless = 2 * limits.frame_size
-        self.preface = PREFACE
+        SessionCore.__init__(self, open_stream, nuisance, limits, totals)
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
@@ -152,7 +123,6 @@ cdef class Session:
         settings[3].value = MAX_HEADER_LIST
         nghttp2_submit_settings(self.session, NGHTTP2_FLAG_NONE, settings, 4)
         nghttp2_session_set_local_window_size(self.session, NGHTTP2_FLAG_NONE, 0, limits.connection_window)
-        self.has_output = True
 
     def __dealloc__(self):
         drop(&self.headers)
@@ -175,23 +145,18 @@ cdef class Session:
     cdef int feed(self, const uint8_t* data, size_t size, int64_t now_ns) except -1:
         cdef ssize_t rv
         self.check_outside()
-        self.nuisance.refill(now_ns, self.work)
-        self.work = 0
-        cdef int empty = self.track(data, size)
-        if empty:
-            self.charge(empty)
+        self.follow(data, size, now_ns)
         self.inside = True
         rv = 0 if self.flooded else nghttp2_session_mem_recv(self.session, data, size)
         self.inside = False
         self.has_output = True
-        if rv >= 0 and self.frameless > self.most_frameless:  # a header block without end
-            self.flooded = True
-            self.failure = f"{self.frameless} bytes without a whole frame"
+        if rv >= 0:
+            self.endless()
         if rv < 0 or self.flooded:
             self.dead = True
             if self.failure is None:
                 self.failure = nghttp2_strerror(<int>rv).decode()
-            if self.pinged_too_often:  # gRPC's clients ask less often when they read this text, and only then
+            if self.flooded and self.failure == "too_many_pings":  # gRPC's clients ask less often when they read this text, and only then
                 nghttp2_submit_goaway(
                     self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
                     _ENHANCE_YOUR_CALM, <const uint8_t*><const char*>TOO_MANY_PINGS, len(TOO_MANY_PINGS))
@@ -204,44 +169,6 @@ cdef class Session:
                 self.failure = "protocol error"
         return 0
 
-    cdef int track(self, const uint8_t* data, size_t n) noexcept:
-        """Follows the frames, of which the library does not tell where streams have ended; returns how many were empty or
-        unknown."""
-        cdef size_t at = self.preface if self.preface < n else n
-        cdef size_t payload = self.payload
-        cdef size_t step, whole = 0
-        cdef const uint8_t* head
-        cdef int empty = 0
-        self.preface -= at
-        while at < n:
-            if payload:
-                step = payload if payload < n - at else n - at
-                payload -= step
-                at += step
-            else:
-                if self.head_bytes == 0 and n - at >= HEAD:
-                    head = data + at
-                    at += HEAD
-                else:
-                    self.head[self.head_bytes] = data[at]
-                    self.head_bytes += 1
-                    at += 1
-                    if self.head_bytes < HEAD:
-                        continue
-                    self.head_bytes = 0
-                    head = self.head
-                self.begun += 1
-                payload = <size_t>head[0] << 16 | <size_t>head[1] << 8 | <size_t>head[2]
-                if head[3] == NGHTTP2_HEADERS or head[3] == NGHTTP2_CONTINUATION:
-                    self.in_block = not head[4] & NGHTTP2_FLAG_END_HEADERS
-                elif head[3] > NGHTTP2_CONTINUATION or (head[3] == NGHTTP2_DATA and not payload):
-                    empty += 1
-            if not payload and not self.in_block:
-                whole = at
-        self.payload = payload
-        self.frameless = n - whole if whole else self.frameless + n
-        return empty
-
     def connection_lost(self):
         """The transport is gone, or takes nothing beyond what is queued: resets every open call.
 
@@ -252,7 +179,7 @@ cdef class Session:
         self.check_outside()
         self.dead = True
         for stream in list(self.streams.values()):
-            self._reset_stream(stream, NGHTTP2_CANCEL)
+            self.reset_stream(stream, NGHTTP2_CANCEL)
         self.send_all()
         self.has_output = not self.out.empty()
         nghttp2_session_del(self.session)
@@ -276,20 +203,6 @@ cdef class Session:
         if rv != 0:
             self.dead = self.unsendable = True
             self.failure = nghttp2_strerror(rv).decode()
-        return 0
-
-    cdef _reset_stream(self, Stream stream, unsigned int code):
-        try:
-            stream.reset_by_peer(code)
-        except Exception:
-            log.exception("on_reset of stream %d failed", stream.stream_id)
-
-    cdef int charge(self, int cost) except -1:
-        """Takes from the nuisance budget; when it is used up the connection is ended."""
-        if not self.nuisance.spend(cost):
-            self.flooded = True
-            self.failure = "too many control frames"
-            return 1
         return 0
 
     # ------------------------------------------------------------ output
@@ -335,10 +248,6 @@ cdef class Session:
             stream.withheld = 0
             self.has_output = True
 
-    def hold(self):
-        """Withholds the connection's flow-control credit: the peer can send only the rest of its window."""
-        self.holding = True
-
     def release(self):
         """Ends hold() and returns the credit."""
         self.holding = False
@@ -383,16 +292,6 @@ cdef class Session:
         nghttp2_session_terminate_session(self.session, code)
         self.dead = True
         self.has_output = True
-
-    @property
-    def partial(self) -> bool:
-        """True in the middle of a frame or of a request's headers."""
-        return self.preface > 0 or self.payload > 0 or self.head_bytes > 0 or self.in_block
-
-    @property
-    def wants_output(self) -> bool:
-        """True when data_to_send() may return something."""
-        return bool(self.has_output)
 
     @property
     def finished(self) -> bool:
@@ -459,8 +358,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
             if frame.hd.flags & NGHTTP2_FLAG_ACK:
                 self.pings_acked += 1
             elif not self.nuisance.pinged(len(self.streams)):
-                self.flooded = self.pinged_too_often = True
-                self.failure = "too_many_pings"
+                self.flood("too_many_pings")
         elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
             self.charge(1)
         elif kind == NGHTTP2_SETTINGS:
@@ -519,7 +417,7 @@ cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t c
             self.work += 2
             stream.over()
         else:
-            self._reset_stream(stream, code)
+            self.reset_stream(stream, code)
     return 0
 
 

@@ -81,6 +81,28 @@ def test_a_reset_ends_the_call_whatever_its_code_is(name: str, code: int) -> Non
 
 @pytest.mark.parametrize("name", SESSIONS)
 @pytest.mark.parametrize(
+    "size", [2, 3, 7, 8, 9, 10, 1000]
+)  # libnghttp2 takes no CONTINUATION head in nine parts
+def test_what_has_come_of_a_frame_is_known(name: str, size: int) -> None:
+    """Connections end those that do not come (transport/rest/http2_connection, rule 3)."""
+    block = Encoder().encode(HEADERS)
+    frames = [PREFACE, frame(4, 0, 0), frame(1, 0, 1, block[:5]), frame(9, 4, 1, block[5:])]
+    frames += [frame(0, 0, 1, message(b"x")), frame(0, 1, 1)]
+    whole = [True, True, False, True, True, True]  # behind each of these
+    peer, data, ends = Peer(name), b"".join(frames), []
+    for each in frames:
+        ends.append((ends[-1] if ends else 0) + len(each))
+    at_ends = dict(zip(ends, whole, strict=True))
+    for at in range(0, len(data), size):
+        peer.session.receive(data[at : at + size], SECOND)
+        come = min(at + size, len(data))
+        assert peer.session.partial is not at_ends.get(come, False), come
+        assert peer.session.begun == sum(end + 9 <= come for end in ends[:-1]), come
+    assert peer.streams[0].events == [b"x", "end"] and not peer.session.dead
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize(
     "sizes",  # in the SETTINGS before each call
     [
         ((0,), (65537, 65537), ()),

@@ -10,110 +10,35 @@ raises in the middle of a chunk of input, so anything else in that chunk is lost
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
+from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import (
-    DataReceived,
-    PingAckReceived,
-    PingReceived,
-    PriorityUpdated,
-    RemoteSettingsChanged,
-    RequestReceived,
-    SettingsAcknowledged,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
-from h2.exceptions import DenialOfServiceError, H2Error, ProtocolError, StreamClosedError
+from h2.exceptions import DenialOfServiceError, H2Error, ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from neptrio.transport.http2.header_encoder import HeaderEncoder
-from neptrio.transport.http2.limits import (
-    CANCEL,
-    CONTENT_TYPE,
-    ENHANCE_YOUR_CALM,
-    FINE,
-    GRPC,
-    HEADER_BOMB,
-    HEADERS_TOO_LARGE,
-    INTERNAL_ERROR,
-    MAX_HEADER_LIST,
-    MAX_HEADERS,
-    METHOD,
-    NO_ERROR,
-    TE,
-    Nuisance,
-    SessionLimits,
-)
+from neptrio.transport.http2 import limits as lim
+from neptrio.transport.http2.h2_headers import HeaderBlock, HeaderEncoder, malformed
 from neptrio.transport.http2.session import OpenStream
-from neptrio.transport.http2.stream import Account, Totals
+from neptrio.transport.http2.session_core import SessionCore
+from neptrio.transport.http2.stream import Totals
 
 log = logging.getLogger("neptrio.http2")
 
 OUTPUT_BYTES = 1 << 20  # most bytes of one data_to_send(); the rest waits until the writer has taken these
+HEADERS_BYTES = 64  # what a frame of headers counts of these
 LAST_STREAM = 0x7FFFFFFF
 TOO_MANY_PINGS = "too_many_pings"
-USUAL_HEADERS = (b"content-type", b"te", b"user-agent")
-PSEUDO = (b":method", b":scheme", b":path", b":authority")
-HOP_BY_HOP = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
-
-
-def malformed(headers: list[tuple[bytes, bytes]]) -> bool:
-    """True for headers that RFC 9113 (8.2, 8.3) treats as a stream error."""
-    pseudo: set[bytes] = set()
-    plain = False
-    for name, value in headers:
-        if not name or name != name.lower() or name in HOP_BY_HOP or b"\0" in value or b"\n" in value:
-            return True
-        if name == b"te" and value != b"trailers":
-            return True
-        if name[:1] == b":":
-            if plain or name in pseudo or name not in PSEUDO:
-                return True
-            pseudo.add(name)
-        else:
-            plain = True
-    return not {b":method", b":scheme", b":path"} <= pseudo
-
-
-class HeaderBlock:
-    """A request's headers, with the interface of the nghttp2 session's."""
-
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._headers = headers
-        self.has_timeout = self.get(b"grpc-timeout") is not None
-        self.has_custom = any(
-            name not in USUAL_HEADERS and not name.startswith((b":", b"grpc-")) for name, _ in headers
-        )
-        self.problem = self._judge()
-
-    def __call__(self) -> list[tuple[bytes, bytes]]:
-        return self._headers
-
-    def get(self, name: bytes) -> bytes | None:
-        """The value of the first header of that name, or None."""
-        for key, value in self._headers:
-            if key == name:
-                return value
-        return None
-
-    def plain_rest(self) -> None:
-        """No request is plain: what is faster about those would be lost in h2."""
-
-    def _judge(self) -> int:
-        size = sum(len(name) + len(value) + 32 for name, value in self._headers)
-        if len(self._headers) > MAX_HEADERS or size > MAX_HEADER_LIST:
-            return HEADERS_TOO_LARGE
-        if self.get(b":method") != b"POST":
-            return METHOD
-        content_type = (self.get(b"content-type") or b"").partition(b";")[0]
-        if content_type not in (b"application/grpc", b"application/grpc+proto"):
-            return CONTENT_TYPE
-        return FINE if self.get(b"te") == b"trailers" else TE
+REFUSED_STREAM = 7
+COSTS = {
+    events.WindowUpdated: 1,
+    events.RemoteSettingsChanged: 10,
+    events.SettingsAcknowledged: 1,
+    events.PriorityUpdated: 1,
+}
 
 
 def let_go(connection: H2Connection) -> None:
@@ -122,45 +47,28 @@ def let_go(connection: H2Connection) -> None:
     vars(connection).get("_frame_dispatch_table", {}).clear()
 
 
-class Session:
+class Session(SessionCore):
     """One HTTP/2 connection's state; the rules are those of cext/transport/http2/nghttp2_session.pyx."""
 
     def __init__(
         self,
         open_stream: OpenStream,
-        nuisance: Nuisance | None = None,
+        nuisance: lim.Nuisance | None = None,
         *,
-        limits: SessionLimits = GRPC,
+        limits: lim.SessionLimits = lim.GRPC,
         totals: Totals | None = None,
     ) -> None:
-        self.open_stream: OpenStream | None = open_stream
-        self.account = Account(totals)
-        self.nuisance = nuisance or Nuisance()
-        self.streams: dict[int, Any] = {}
-        self.dead = False
-        self.failure: str | None = None
-        self.draining = False
-        self.pings_acked = 0
-        self.partial = False  # h2 does not tell
-        self.begun = 0
-        self._last_stream = 0
+        super().__init__(open_stream, nuisance, limits, totals)
+        self.last_stream = 0  # the last one that was opened
         self._refuse_after = LAST_STREAM
         self._pending: dict[int, Any] = {}  # streams with something to send, served in turn
         self._out = bytearray()
-        self._has_output = True
-        self._credit = 0
-        self._holding = False
-        self._stream_credit: dict[int, int] = {}
-        self._frameless = 0
-        self._most_frameless = 2 * limits.frame_size
-        self._work = 0
         self._conn = H2Connection(
             H2Configuration(
                 client_side=False,
                 header_encoding=None,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
-                # h2 would end the whole connection; malformed() ends the stream
                 validate_inbound_headers=False,
             )
         )
@@ -171,11 +79,11 @@ class Session:
                 SettingCodes.MAX_CONCURRENT_STREAMS: limits.streams,
                 SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
                 SettingCodes.MAX_FRAME_SIZE: limits.frame_size,
-                SettingCodes.MAX_HEADER_LIST_SIZE: HEADER_BOMB,
+                SettingCodes.MAX_HEADER_LIST_SIZE: lim.HEADER_BOMB,
             },
         )
         self._conn.max_inbound_frame_size = limits.frame_size
-        self._conn.decoder.max_header_list_size = HEADER_BOMB
+        self._conn.decoder.max_header_list_size = lim.HEADER_BOMB
         self._conn.initiate_connection()
         self._conn.increment_flow_control_window(limits.connection_window - 65535)
 
@@ -185,66 +93,32 @@ class Session:
         """Takes bytes from the peer. Never raises: a protocol error makes the session `dead`."""
         if not len(data) or self.dead:
             return
-        self.nuisance.refill(now_ns, self._work)
-        self._work = 0
-        self._has_output = True
-        self._frameless += len(data)
+        self.arrived(data, now_ns)
+        self.has_output = True
         try:
-            events = self._conn.receive_data(bytes(data))
+            for event in self._conn.receive_data(bytes(data)):
+                self.charge(COSTS.get(type(event), 0))
+                handler = HANDLERS.get(type(event))
+                if handler is not None and not self.flooded and not self.dead:
+                    handler(self, event)
+            self.endless()
         except DenialOfServiceError as error:
-            self._fail(str(error), ENHANCE_YOUR_CALM)
-            return
+            self._fail(str(error), lim.ENHANCE_YOUR_CALM)
         except ProtocolError as error:
             self.dead = True  # h2 has queued its own GOAWAY
             self.failure = str(error) or type(error).__name__
-            return
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}", INTERNAL_ERROR)
-            return
-        if events:
-            self._frameless = 0
-        elif self._frameless > self._most_frameless:
-            self._fail(f"{self._frameless} bytes without a whole frame", ENHANCE_YOUR_CALM)
-        for event in events:
-            self._handle(event)
-            if self.dead:
-                return
-        self._return_credit()
+            self._fail(f"{type(error).__name__}: {error}", lim.INTERNAL_ERROR)
+        if self.flooded:
+            self._fail(self.failure or "", lim.ENHANCE_YOUR_CALM)
 
-    def _handle(self, event: Any) -> None:
-        if isinstance(event, DataReceived):
-            self._data(event)
-        elif isinstance(event, RequestReceived):
-            self._request(event)
-        elif isinstance(event, StreamEnded):
-            self._end_of_input(event.stream_id)
-        elif isinstance(event, StreamReset):
-            self._pending.pop(event.stream_id, None)
-            self._close(event.stream_id, int(event.error_code))
-            if event.remote_reset:
-                self._charge(1)
-        elif isinstance(event, WindowUpdated):
-            self._charge(1)
-        elif isinstance(event, PingReceived):
-            if not self.nuisance.pinged(len(self.streams)):
-                self._fail(TOO_MANY_PINGS, ENHANCE_YOUR_CALM)
-        elif isinstance(event, PingAckReceived):
-            self.pings_acked += 1
-        elif isinstance(event, RemoteSettingsChanged):
-            self._charge(10)
-        elif isinstance(event, SettingsAcknowledged | PriorityUpdated):
-            self._charge(1)
-
-    def _request(self, event: Any) -> None:
-        stream_id = event.stream_id
-        if stream_id > self._refuse_after:
-            self._rst(stream_id, ErrorCodes.REFUSED_STREAM)
+    def _request(self, event: events.RequestReceived) -> None:
+        stream_id = event.stream_id or 0
+        headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+        if stream_id > self._refuse_after or malformed(headers):
+            self._rst(stream_id, REFUSED_STREAM if stream_id > self._refuse_after else lim.PROTOCOL_ERROR)
             return
-        self._last_stream = max(self._last_stream, stream_id)
-        headers = [(bytes(name), bytes(value)) for name, value in event.headers]
-        if malformed(headers):
-            self._rst(stream_id, ErrorCodes.PROTOCOL_ERROR)
-            return
+        self.last_stream = max(self.last_stream, stream_id)
         block = HeaderBlock(headers)
         assert self.open_stream is not None
         try:
@@ -253,68 +127,50 @@ class Session:
                 self.streams[stream_id] = opened
         except Exception:
             log.exception("stream %d failed", stream_id)
-            self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
+            self._rst(stream_id, lim.INTERNAL_ERROR)
             stream = self._pending.pop(stream_id, None)  # the stream has already begun to answer
             if stream is not None:
-                self._reset_stream(stream, INTERNAL_ERROR)
+                self.reset_stream(stream, lim.INTERNAL_ERROR)
 
-    def _data(self, event: Any) -> None:
-        stream_id, size = event.stream_id, event.flow_controlled_length
-        self._credit += size
-        if not event.data and not event.stream_ended:
-            self._charge(1)
-        stream = self.streams.get(stream_id)
+    def _data(self, event: events.DataReceived) -> None:
+        size = event.flow_controlled_length or 0
+        self.held_credit += size
+        if not self.holding:
+            self.release()
+        stream = self.streams.get(event.stream_id or 0)
         if stream is None or stream.ended:
             return
-        try:
-            stream.receive(event.data)
-        except Exception:
-            log.exception("stream %d failed", stream_id)
-            self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
-            self._close(stream_id, INTERNAL_ERROR)
-            return
-        if stream.paused:
+        if self._call(stream, stream.receive, event.data):
             stream.withheld += size
-        else:
-            self._stream_credit[stream_id] = self._stream_credit.get(stream_id, 0) + size
+            if not stream.paused:
+                self.resume_input(stream)
 
-    def _end_of_input(self, stream_id: int) -> None:
-        stream = self.streams.get(stream_id)
-        if stream is None or stream.input_ended:
-            return
-        stream.input_ended = True
-        self._stream_credit.pop(stream_id, None)
+    def _end_of_input(self, event: events.StreamEnded) -> None:
+        stream = self.streams.get(event.stream_id or 0)
+        if stream is not None and not stream.input_ended:
+            stream.input_ended = True
+            self._call(stream, stream.end_of_input)
+
+    def _reset_by_peer(self, event: events.StreamReset) -> None:
+        self._close(event.stream_id or 0, int(event.error_code or 0))
+        self.charge(1 if event.remote_reset else 0)
+
+    def _ping(self, event: events.PingReceived) -> None:
+        if not self.nuisance.pinged(len(self.streams)):
+            self.flood(TOO_MANY_PINGS)
+
+    def _ping_acked(self, event: events.PingAckReceived) -> None:
+        self.pings_acked += 1
+
+    def _call(self, stream: Any, method: Callable[..., Any], *args: Any) -> bool:
+        """Calls a method of a stream. If it raises, the stream is reset, and False is returned."""
         try:
-            stream.end_of_input()
+            method(*args)
         except Exception:
-            log.exception("stream %d failed", stream_id)
-            self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
-            self._close(stream_id, INTERNAL_ERROR)
-
-    def _return_credit(self) -> None:
-        """Sends window updates for the bytes that arrived, one per stream and chunk."""
-        try:
-            if self._credit and not self._holding:
-                credit, self._credit = self._credit, 0
-                self._conn.increment_flow_control_window(credit)
-            credits, self._stream_credit = self._stream_credit, {}
-            for stream_id, size in credits.items():
-                if size and stream_id in self.streams:
-                    self._give(stream_id, size)
-        except H2Error as error:
-            self._fail(str(error), INTERNAL_ERROR)
-
-    def _give(self, stream_id: int, size: int) -> None:
-        try:
-            self._conn.increment_flow_control_window(size, stream_id)
-        except (StreamClosedError, KeyError):
-            pass
-        except ProtocolError:
-            pass  # the stream is half closed, so nobody needs its window
-
-    def _charge(self, cost: int) -> None:
-        if not self.nuisance.spend(cost):
-            self._fail("too many control frames", ENHANCE_YOUR_CALM)
+            log.exception("stream %d failed", stream.stream_id)
+            self.reset(stream, lim.INTERNAL_ERROR)
+            return False
+        return True
 
     def _fail(self, why: str, code: int) -> None:
         if not self.dead:
@@ -322,33 +178,26 @@ class Session:
             self.failure = why
             # gRPC's clients ask less often when they read this text, and only then
             text = why.encode() if why == TOO_MANY_PINGS else b""
-            self._goaway(self._last_stream, code, text)
+            self._goaway(self.last_stream, code, text)
 
     def _goaway(self, last_stream: int, code: int, text: bytes = b"") -> None:
         self._out += self._conn.data_to_send()
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=text)
         self._out += frame.serialize()
-        self._has_output = True
+        self.has_output = True
 
     def _close(self, stream_id: int, code: int) -> None:
         stream = self.streams.pop(stream_id, None)
         self._pending.pop(stream_id, None)
         if stream is not None and not stream.ended:
-            self._reset_stream(stream, code)
-
-    def _reset_stream(self, stream: Any, code: int) -> None:
-        try:
-            stream.reset_by_peer(code)
-        except Exception:
-            log.exception("on_reset of stream %d failed", stream.stream_id)
+            self.reset_stream(stream, code)
 
     def connection_lost(self) -> None:
         """The transport is gone: resets every open call."""
         self.dead = True
+        for stream_id in list(self.streams):
+            self._close(stream_id, lim.CANCEL)
         self._pending.clear()
-        for stream in list(self.streams.values()):
-            self._reset_stream(stream, CANCEL)
-        self.streams.clear()
         let_go(self._conn)
         self.open_stream = None  # it refers to the connection
 
@@ -356,88 +205,75 @@ class Session:
 
     def output_ready(self, stream: Any) -> None:
         """To be called when a stream has something new to send: headers, data or its end."""
-        self._has_output = True
+        self.has_output = True
         if not stream.ended and not self.dead:
             self._pending[stream.stream_id] = stream
 
-    def reset(self, stream: Any, code: int = CANCEL) -> None:
+    def reset(self, stream: Any, code: int = lim.CANCEL) -> None:
         """Ends a call at once with RST_STREAM."""
         self._rst(stream.stream_id, code)
-        if stream.stream_id not in self.streams and not stream.ended:  # it is being opened
-            self._reset_stream(stream, code)
         self._close(stream.stream_id, code)
+        if not stream.ended:  # it is being opened
+            self.reset_stream(stream, code)
 
     def _rst(self, stream_id: int, code: int) -> None:
+        self._ask(self._conn.reset_stream, stream_id, code)
+
+    def _ask(self, method: Callable[..., Any], *args: Any) -> None:
+        """Has h2 send something, unless that comes too late: the stream is closed or half closed."""
         if self.dead:
             return
-        self._has_output = True
+        self.has_output = True
         try:
-            self._conn.reset_stream(stream_id, code)
-        except H2Error:
-            pass  # closed already
+            method(*args)
+        except (H2Error, KeyError):
+            pass
 
     def resume_input(self, stream: Any) -> None:
         """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
-        if stream.withheld and not stream.ended and not self.dead:
+        if stream.withheld and not stream.ended:
             size, stream.withheld = stream.withheld, 0
-            self._give(stream.stream_id, size)
-            self._has_output = True
-
-    def hold(self) -> None:
-        """Withholds the connection's flow-control credit: the peer can send only the rest of its window."""
-        self._holding = True
+            self._ask(self._conn.increment_flow_control_window, size, stream.stream_id)
 
     def release(self) -> None:
         """Ends hold() and returns the credit."""
-        self._holding = False
-        if not self.dead:
-            self._return_credit()
-            self._has_output = True
+        self.holding = False
+        credit, self.held_credit = self.held_credit, 0
+        if credit:
+            self._ask(self._conn.increment_flow_control_window, credit)
 
     def ping(self) -> None:
         """Queues a PING; `pings_acked` counts the answers."""
-        if not self.dead:
-            self._conn.ping(b"\0" * 8)
-            self._has_output = True
+        self._ask(self._conn.ping, b"\0" * 8)
 
     def start_drain(self) -> None:
         """Tells the peer not to open new calls; open ones go on."""
         if not self.draining and not self.dead:
             self.draining = True
-            self._goaway(LAST_STREAM, NO_ERROR)
-
-    @property
-    def last_stream(self) -> int:
-        """The last stream that was opened, 0: none."""
-        return self._last_stream
+            self._goaway(LAST_STREAM, lim.NO_ERROR)
 
     def finish_drain(self) -> None:
         """Sends the final GOAWAY: calls after the last one received are ignored."""
         if not self.dead:
-            self._refuse_after = self._last_stream
-            self._goaway(self._last_stream, NO_ERROR)
+            self._refuse_after = self.last_stream
+            self._goaway(self.last_stream, lim.NO_ERROR)
 
     def terminate(self, code: int) -> None:
         """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
         self._fail("terminated", code)
 
     @property
-    def wants_output(self) -> bool:
-        """True when data_to_send() may return something."""
-        return self._has_output
-
-    @property
     def finished(self) -> bool:
         """True when neither side has anything more to send."""
         done = self.dead or (self._refuse_after != LAST_STREAM and not self.streams)
-        return done and not self._has_output
+        return done and not self.has_output
 
     def data_to_send(self) -> list[Any]:
         """The buffers to send, in order; [] when there are none."""
-        if not self._has_output:
+        if not self.has_output:
             return []
-        self._has_output = False
+        self.has_output = False
         if not self.dead:
             self._pump()
         self._out += self._conn.data_to_send()
@@ -447,27 +283,27 @@ class Session:
     def _pump(self) -> None:
         """Sends a frame from each pending stream in turn, until windows or OUTPUT_BYTES are used up."""
         room = OUTPUT_BYTES
-        blocked: set[int] = set()
-        while len(blocked) < len(self._pending):
-            for stream_id, stream in list(self._pending.items()):
-                if stream_id in blocked or stream_id not in self._pending:
+        turn = list(self._pending)
+        while turn and room > 0:
+            sent_some: list[int] = []
+            for stream_id in turn:
+                stream = self._pending.get(stream_id)
+                if stream is None or room <= 0:
                     continue
-                if room <= 0:
-                    self._has_output = True
-                    return
                 try:
                     sent = self._send_some(stream_id, stream)
                 except (H2Error, KeyError) as error:
                     log.debug("stream %d closed while sending: %s", stream_id, error)
-                    self._close(stream_id, CANCEL)
+                    self._close(stream_id, lim.CANCEL)
                     continue
-                if sent is None:
-                    blocked.add(stream_id)
-                else:
+                if sent:
                     room -= sent + 9
+                    sent_some.append(stream_id)
+            turn = sent_some
+        self.has_output = self.has_output or room <= 0
 
-    def _send_some(self, stream_id: int, stream: Any) -> int | None:
-        """Sends one part of a reply. Returns the bytes sent, None when the window is closed."""
+    def _send_some(self, stream_id: int, stream: Any) -> int:
+        """Sends one part of a reply. Returns its bytes, 0 when there is no more or the window is closed."""
         conn = self._conn
         if not stream.headers_sent:
             stream.headers_sent = True
@@ -477,21 +313,15 @@ class Session:
                 self._end(stream_id, stream, whole)
             else:
                 conn.send_headers(stream_id, stream.head())
-            return 64
+            return HEADERS_BYTES
         if stream.out_bytes:
             n = min(conn.local_flow_control_window(stream_id), conn.max_outbound_frame_size, stream.out_bytes)
-            if n <= 0:
-                return None
-            conn.send_data(stream_id, b"".join(stream.take(n)))
-            self._work += 3
-            if not stream.out_bytes and stream.trailers is None:
-                try:
-                    stream.on_writable()
-                except Exception:
-                    log.exception("stream %d failed", stream_id)
-                    self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
-                    self._close(stream_id, INTERNAL_ERROR)
-            return int(n)
+            if n > 0:
+                conn.send_data(stream_id, b"".join(stream.take(n)))
+                self.work += 3
+                if not stream.out_bytes and stream.trailers is None:
+                    self._call(stream, stream.on_writable)
+            return max(int(n), 0)
         if stream.trailers is not None:
             self._end(stream_id, stream, stream.trailers)
         else:
@@ -503,9 +333,18 @@ class Session:
             self._conn.send_headers(stream_id, headers, end_stream=True)
         else:
             self._conn.end_stream(stream_id)
-        del self._pending[stream_id]
-        self._work += 2
+        self.work += 2
         stream.over()
         if not stream.input_ended:
-            self._rst(stream_id, NO_ERROR)
-        self._close(stream_id, NO_ERROR)
+            self._rst(stream_id, lim.NO_ERROR)
+        self._close(stream_id, lim.NO_ERROR)
+
+
+HANDLERS: dict[type, Callable[[Session, Any], None]] = {
+    events.RequestReceived: Session._request,
+    events.DataReceived: Session._data,
+    events.StreamEnded: Session._end_of_input,
+    events.StreamReset: Session._reset_by_peer,
+    events.PingReceived: Session._ping,
+    events.PingAckReceived: Session._ping_acked,
+}
