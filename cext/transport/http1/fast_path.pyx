@@ -30,12 +30,11 @@ from neptrio.transport.rest.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
 from neptrio.transport.http1.states cimport Event, State, after
 from neptrio.transport.rest.infer_route cimport route_of
-from neptrio.transport.rest.plain_infer cimport extra_headers, has_extra_headers, print_now, read_plain
+from neptrio.transport.rest.plain_infer cimport check_host_memory, extra_headers, has_extra_headers, print_now, read_plain
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
 from neptrio.codec.bounded cimport add_text
 from neptrio.codec.number_text cimport no_room, print_int
 from neptrio.request.infer_request cimport (
-    GPU_MEMORY,
     HTTP_PROTOCOL,
     SEND_START,
     InferRequest,
@@ -121,24 +120,15 @@ cdef class FastPathExchange(ExchangeCore):
             services.admission.cancel(self.request)
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
-        cdef bint selecting
+        cdef tuple encoded
         if not final:
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
             return
         self.request = None  # breaks the cycle of request and exchange, so that both are freed at once
         request.timestamps[<int>SEND_START] = now_ns()
-        if response.error is not None:
-            self.refuse(response.error, request)
-            return
-        try:
-            encoded = print_now(request, response, self.binary_default, self.connection.services, &selecting)
-        except TritonError as error:
-            self.refuse(error, request)
-        else:
-            if encoded is None:
-                self.connection.encode_later(self, request, response, self.binary_default, selecting)
-            else:
-                self.encoded(request, encoded)
+        encoded = print_now(self, self.connection, request, response, self.binary_default)
+        if encoded is not None:
+            self.encoded(request, encoded)
 
     cpdef encoded(self, InferRequest request, tuple encoded):
         # type: (..., tuple[bytes, list[Any] | None, int]) -> None
@@ -181,9 +171,7 @@ cdef class FastPathExchange(ExchangeCore):
                 self.output += blobs
             return 0
         if binary_bytes:
-            for tensor in blobs:
-                if tensor.memory_kind == GPU_MEMORY:
-                    raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
+            check_host_memory(blobs)
         whole = PyBytes_FromStringAndSize(NULL, n + total)
         at = PyBytes_AS_STRING(whole)
         end = at + n + total

@@ -12,19 +12,17 @@ Rules:
 """
 from neptrio.execution.admission cimport Admission
 from neptrio.request.infer_request cimport (
-    GPU_MEMORY,
     HTTP_PROTOCOL,
     SEND_START,
     InferRequest,
     InferResponse,
     Responder,
-    Tensor,
     now_ns,
 )
 from neptrio.transport.http2.body_stream cimport BodyStream
 from neptrio.transport.http2.connection_core cimport Http2Core
 from neptrio.transport.rest.infer_route cimport route_of
-from neptrio.transport.rest.plain_infer cimport extra_headers, has_extra_headers, print_now, read_plain
+from neptrio.transport.rest.plain_infer cimport check_host_memory, extra_headers, has_extra_headers, print_now, read_plain
 
 import logging
 
@@ -217,7 +215,7 @@ cdef class RestStream(BodyStream):
         return self.reply_headers
 
     cdef int answer(self, InferRequest request, InferResponse response) except -1:
-        cdef bint selecting
+        cdef tuple encoded
         self.request = None
         request.timestamps[<int>SEND_START] = now_ns()
         if self.ended:
@@ -227,18 +225,9 @@ cdef class RestStream(BodyStream):
             response.error = self.connection.unread()
             if response.error is not None:
                 response.outputs = None
-        if response.error is not None:
-            self.refuse(response.error, request)
-            return 0
-        try:
-            encoded = print_now(request, response, self.binary_default, self.connection.services, &selecting)
-        except TritonError as error:
-            self.refuse(error, request)
-        else:
-            if encoded is None:
-                self.connection.encode_later(self, request, response, self.binary_default, selecting)
-            else:
-                self.encoded(request, encoded)
+        encoded = print_now(self, self.connection, request, response, self.binary_default)
+        if encoded is not None:
+            self.encoded(request, encoded)
         return 0
 
     cpdef encoded(self, InferRequest request, tuple encoded):
@@ -248,13 +237,10 @@ cdef class RestStream(BodyStream):
         cdef list blobs = encoded[1]
         cdef Py_ssize_t binary_bytes = encoded[2]
         cdef list headers
-        cdef Tensor tensor
         cdef bytes length = b"%d" % (len(head) + binary_bytes)
         if binary_bytes:
             headers = [_OK, _BINARY, (b"inference-header-content-length", b"%d" % len(head)), (b"content-length", length)]
-            for tensor in blobs:
-                if tensor.memory_kind == GPU_MEMORY:
-                    raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
+            check_host_memory(blobs)
         else:
             headers = [_OK, _JSON, (b"content-length", length)]
         if has_extra_headers(request):

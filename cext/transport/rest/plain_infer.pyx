@@ -9,7 +9,7 @@ from neptrio.codec.json_request cimport decode_request
 from neptrio.codec.json_response cimport encode_response
 from neptrio.execution.admission cimport Admission
 from neptrio.observe.trace cimport Trace
-from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
+from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, ModelCore, Tensor
 
 import logging
 
@@ -41,22 +41,39 @@ cdef bint read_plain(InferRequest request, tuple route, bytes body, Py_ssize_t h
     return decode_request(request, body, None if header_length < 0 else header_length, shared_memory)
 
 
-cdef tuple print_now(InferRequest request, InferResponse response, bint binary_default, object services, bint* selecting):
-    """The text of a response that is no error, its binary tensors and their bytes; None when a worker has to print it, and,
-    with `selecting`, to do what the client asked to be done with the outputs. Raises TritonError."""
-    selecting[0] = False
-    try:
-        if request.outputs is not None:
-            if selects_slowly(request, response):
-                selecting[0] = True
-                return None
-            select(request, response, services)
-        return encode_response(request, response, binary_default, True)
-    except TritonError:
-        raise
-    except Exception as error:
-        log.exception("encoding a response of model '%s' failed", request.model_name)
-        raise Internal(f"internal error: {type(error).__name__}: {error}") from None
+cdef tuple print_now(plain, connection, InferRequest request, InferResponse response, bint binary_default):
+    """The text of a response, its binary tensors and their bytes, for the request `plain` of a connection. None if it is
+    refused now, or printed by a worker, which also does what the client asked to be done with the outputs."""
+    cdef bint selecting = False
+    cdef tuple encoded = None
+    error = response.error
+    if error is None:
+        try:
+            if request.outputs is not None:
+                selecting = selects_slowly(request, response)
+                if not selecting:
+                    select(request, response, connection.services)
+            if not selecting:
+                encoded = encode_response(request, response, binary_default, True)
+        except TritonError as problem:
+            error = problem
+        except Exception as problem:
+            log.exception("encoding a response of model '%s' failed", request.model_name)
+            error = Internal(f"internal error: {type(problem).__name__}: {problem}")
+    if error is not None:
+        plain.refuse(error, request)
+    elif encoded is None:
+        connection.encode_later(plain, request, response, binary_default, selecting)
+    return encoded
+
+
+cdef int check_host_memory(list blobs) except -1:
+    """Raises BufferError for tensors whose bytes cannot be sent from where they are."""
+    cdef Tensor tensor
+    for tensor in blobs:
+        if tensor.memory_kind == GPU_MEMORY:
+            raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
+    return 0
 
 
 cdef bint has_extra_headers(InferRequest request) noexcept:

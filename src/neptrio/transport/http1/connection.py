@@ -35,15 +35,14 @@ import trio
 from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, Unavailable
 from neptrio.limits import MIN_BYTES_PER_SECOND
-from neptrio.request.infer_request import InferRequest, InferResponse, Owner
+from neptrio.request.infer_request import Owner
 from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
-from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
+from neptrio.transport.http1.fast_path import ExchangeCore
 from neptrio.transport.http1.input import PREFACE, Http1Input
 from neptrio.transport.http1.states import Event, State
-from neptrio.transport.rest.exchange import print_plain
 from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
 from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
@@ -142,19 +141,6 @@ class Http1Connection(Http1Input):
         if blobs:
             headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
         exchange.output = answer("1.1", 200, headers, [text, *(blobs or ())], exchange.keep_alive)
-
-    def encode_later(
-        self,
-        exchange: FastPathExchange,
-        request: InferRequest,
-        response: InferResponse,
-        binary_default: bool,
-        selecting: bool,
-    ) -> None:
-        """Has an answer of the fast path printed by a worker, for as long as there is a peer. With `selecting` the
-        worker also does what the client asked to be done with the outputs."""
-        self.pause()
-        print_plain(self, exchange, request, response, binary_default, selecting, self.resume)
 
     def _drained(self) -> None:
         if self.writer.broken:

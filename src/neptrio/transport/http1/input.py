@@ -34,7 +34,7 @@ from neptrio.transport.http1.fast_path import Http1FastPath
 from neptrio.transport.http1.states import Event, State
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
-from neptrio.transport.rest.exchange import always_answered, most_body
+from neptrio.transport.rest.exchange import Carrier, always_answered, most_body
 from neptrio.transport.rest.head import HeadTooLarge
 from neptrio.transport.rest.infer import Headers, leading_int
 from neptrio.transport.rest.port import Port
@@ -60,13 +60,12 @@ class Refusal(Exception):
         self.headers = headers
 
 
-class Http1Input(Http1FastPath):
+class Http1Input(Carrier, Http1FastPath):
     """Reads and parses; the connection, which inherits from it, handles what is complete and what is refused."""
 
     direct: Any
     later: bytes | None
     writer: SocketWriter
-    wire: Wire
 
     def __init__(self, wire: Wire, port: Port, turned_away: str) -> None:
         services = port.services

@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,19 +36,76 @@ from neptrio.transport.wire import Wire
 log = logging.getLogger("neptrio.rest")
 
 
-class Carrier(Protocol):
-    """The connection of an exchange."""
+class Plain(Protocol):
+    """A request that the compiled code of a connection answers, when a worker has to print its answer."""
 
-    @property
-    def services(self) -> Services: ...
+    encoding: trio.CancelScope | None  # while a worker does
 
-    @property
-    def loop_pass(self) -> LoopPassCore: ...
+    def encoded(self, request: InferRequest, encoded: tuple[bytes, list[Any] | None, int], /) -> None: ...
 
-    @property
-    def wire(self) -> Wire: ...
+    def refuse(self, error: TritonError, request: InferRequest | None = None, /) -> None: ...
+
+
+class Carrier:
+    """What connections whose requests are HTTP exchanges have in common."""
 
     port: Port
+    services: Services
+    loop_pass: LoopPassCore
+    wire: Wire
+
+    def pause(self) -> None:
+        """A worker does something for a request, until resume()."""
+
+    def resume(self) -> None:
+        """It has done it."""
+
+    def encode_later(
+        self,
+        plain: Plain,
+        request: InferRequest,
+        response: InferResponse,
+        binary_default: bool,
+        selecting: bool,
+    ) -> None:
+        """Has the answer of a request that has no exchange printed by a worker, for as long as there is a peer."""
+        self.pause()
+        if request.trace is not None:
+            request.trace.hold()
+        plain.encoding = trio.CancelScope()
+        self.wire.nursery.start_soon(
+            self._encode_later, plain, plain.encoding, request, response, binary_default, selecting
+        )
+
+    async def _encode_later(
+        self,
+        plain: Plain,
+        scope: trio.CancelScope,
+        request: InferRequest,
+        response: InferResponse,
+        binary_default: bool,
+        selecting: bool,
+    ) -> None:
+        gone = True
+        try:
+            with scope:
+                encoded = await print_later(self.services, request, response, binary_default, selecting, self)
+            gone = scope.cancelled_caught
+            if gone:
+                raise Cancelled
+            plain.encoded(request, encoded)
+        except TritonError as error:
+            gone = scope.cancelled_caught
+            plain.refuse(error, request)
+        except Exception as error:
+            gone = False
+            log.exception("encoding a response of model '%s' failed", request.model_name)
+            plain.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
+        finally:
+            plain.encoding = None
+            self.resume()
+            go_on(request, gone)
+        self.loop_pass.end()
 
 
 def always_answered(connection: Carrier, head: RequestHead, method: str, route: Route | None) -> bool:
@@ -339,55 +395,3 @@ def go_on(request: InferRequest, gone: bool) -> None:
         if gone:
             request.trace.abandon()
         request.trace.go_on()
-
-
-class Plain(Protocol):
-    """A request that the compiled code of a connection answers, when a worker has to print its answer."""
-
-    encoding: trio.CancelScope | None  # while a worker does
-
-    def encoded(self, request: InferRequest, encoded: tuple[bytes, list[Any] | None, int], /) -> None: ...
-
-    def refuse(self, error: TritonError, request: InferRequest | None = None, /) -> None: ...
-
-
-def print_plain(
-    connection: Any,
-    plain: Plain,
-    request: InferRequest,
-    response: InferResponse,
-    binary_default: bool,
-    selecting: bool,
-    done: Callable[[], None] = lambda: None,
-) -> None:
-    """Has an answer printed by a worker, for as long as there is a peer, then calls `done`. With `selecting` the worker also
-    does what the client asked to be done with the outputs."""
-    if request.trace is not None:
-        request.trace.hold()
-    scope = plain.encoding = trio.CancelScope()
-
-    async def task() -> None:
-        gone = True
-        try:
-            with scope:
-                encoded = await print_later(
-                    connection.services, request, response, binary_default, selecting, connection
-                )
-            gone = scope.cancelled_caught
-            if gone:
-                raise Cancelled
-            plain.encoded(request, encoded)
-        except TritonError as error:
-            gone = scope.cancelled_caught
-            plain.refuse(error, request)
-        except Exception as error:
-            gone = False
-            log.exception("encoding a response of model '%s' failed", request.model_name)
-            plain.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
-        finally:
-            plain.encoding = None
-            done()
-            go_on(request, gone)
-        connection.loop_pass.end()
-
-    connection.wire.nursery.start_soon(task)

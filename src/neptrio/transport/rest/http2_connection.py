@@ -25,7 +25,7 @@ import trio
 from neptrio.codec.compression import too_large
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol
+from neptrio.request.infer_request import Protocol
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.transport.host import host_problem
@@ -33,7 +33,7 @@ from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
 from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, Nuisance, PingPolicy
 from neptrio.transport.http2.session import Http2Session, session_class
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.exchange import HttpExchange, always_answered, most_body, print_plain
+from neptrio.transport.rest.exchange import Carrier, HttpExchange, always_answered, most_body
 from neptrio.transport.rest.head import HeadTooLarge, RequestHead
 from neptrio.transport.rest.http2_stream import RestHttp2Core, RestStream
 from neptrio.transport.rest.infer import JSON, Headers, error_body
@@ -170,7 +170,7 @@ class Http2Exchange(HttpExchange):
         super().disconnect(services)
 
 
-class RestHttp2Connection(Http2Connection, RestHttp2Core):
+class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
     """One HTTP/2 connection of the REST port."""
 
     unread_always = True
@@ -243,18 +243,6 @@ class RestHttp2Connection(Http2Connection, RestHttp2Core):
         stream.reply_headers = [(b":status", b"%d" % (status or error.code.http)), *given]
         stream.reply([body], [])
         self.want_flush()
-
-    def encode_later(
-        self,
-        stream: RestStream,
-        request: InferRequest,
-        response: InferResponse,
-        binary_default: bool,
-        selecting: bool,
-    ) -> None:
-        """Has a plain request's answer printed by a worker, for as long as there is a peer. With `selecting` the worker also
-        does what the client asked to be done with the outputs."""
-        print_plain(self, stream, request, response, binary_default, selecting)
 
     # ------------------------------------------------------------ time
 
