@@ -37,7 +37,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from neptrio.transport.http2.stream cimport Account, Stream, Totals
 from neptrio.transport.http2.output cimport Output
-from neptrio.transport.http2.session_core cimport SessionCore
+from neptrio.transport.http2.session_core cimport Http2Session
 from neptrio.transport.http2.nghttp2 cimport *
 from neptrio.transport.http2.nghttp2_headers cimport (
     MAX_REPLY_HEADERS,
@@ -66,7 +66,7 @@ cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
 cdef bytes TOO_MANY_PINGS = b"too_many_pings"
 
 
-cdef class Session(SessionCore):
+cdef class Session(Http2Session):
     """One HTTP/2 connection's state. `open_stream(session, stream_id, path, headers)` makes calls.
 
     `open_stream` returns a Stream; `headers` is a callable that gives the request's header
@@ -91,7 +91,7 @@ cdef class Session(SessionCore):
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
-        SessionCore.__init__(self, open_stream, nuisance, limits, totals)
+        Http2Session.__init__(self, open_stream, nuisance, limits, totals)
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
@@ -133,7 +133,6 @@ cdef class Session(SessionCore):
 
     def receive(self, data not None, int64_t now_ns=0):
         # type: (Buffer, ...) -> None
-        """Passes bytes (any buffer) from the peer to the library. A protocol error makes the session `dead`."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
@@ -170,10 +169,6 @@ cdef class Session(SessionCore):
         return 0
 
     def connection_lost(self):
-        """The transport is gone, or takes nothing beyond what is queued: resets every open call.
-
-        data_to_send() still returns final frames (such as a GOAWAY), but no part of an answer.
-        """
         if self.session == NULL:
             return
         self.check_outside()
@@ -208,7 +203,6 @@ cdef class Session(SessionCore):
     # ------------------------------------------------------------ output
 
     def output_ready(self, Stream stream not None):
-        """To be called when a stream has something new to send: headers, data or its end."""
         cdef nghttp2_data_provider provider
         cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
         cdef int n
@@ -234,14 +228,12 @@ cdef class Session(SessionCore):
             nghttp2_session_resume_data(self.session, stream.stream_id)
 
     def reset(self, Stream stream not None, int code=8):
-        """Ends a call at once with RST_STREAM."""
         if self.session == NULL:
             return
         nghttp2_submit_rst_stream(self.session, NGHTTP2_FLAG_NONE, stream.stream_id, code)
         self.has_output = True
 
     def resume_input(self, Stream stream not None):
-        """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
         if stream.withheld and not stream.ended and self.session != NULL:
             nghttp2_session_consume_stream(self.session, stream.stream_id, stream.withheld)
@@ -249,7 +241,6 @@ cdef class Session(SessionCore):
             self.has_output = True
 
     def release(self):
-        """Ends hold() and returns the credit."""
         self.holding = False
         if self.held_credit and not self.dead:
             nghttp2_session_consume_connection(self.session, self.held_credit)
@@ -257,14 +248,12 @@ cdef class Session(SessionCore):
         self.held_credit = 0
 
     def ping(self):
-        """Queues a PING; `pings_acked` counts the answers."""
         if self.session == NULL:
             return
         nghttp2_submit_ping(self.session, NGHTTP2_FLAG_NONE, NULL)
         self.has_output = True
 
     def start_drain(self):
-        """Tells the peer not to open new calls; open ones go on."""
         if not self.draining and not self.dead:
             self.draining = True
             nghttp2_submit_shutdown_notice(self.session)
@@ -272,13 +261,11 @@ cdef class Session(SessionCore):
 
     @property
     def last_stream(self) -> int:
-        """The last stream that was opened, 0: none."""
         if self.session == NULL:
             return 0
         return nghttp2_session_get_last_proc_stream_id(self.session)
 
     def finish_drain(self):
-        """Sends the final GOAWAY: calls after the last one received are ignored."""
         if not self.dead:
             nghttp2_submit_goaway(
                 self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
@@ -286,7 +273,6 @@ cdef class Session(SessionCore):
             self.has_output = True
 
     def terminate(self, int code):
-        """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
         if self.session == NULL:
             return
         nghttp2_session_terminate_session(self.session, code)
@@ -295,11 +281,9 @@ cdef class Session(SessionCore):
 
     @property
     def finished(self) -> bool:
-        """True when neither side has anything more to send."""
         return (self.dead or (not nghttp2_session_want_read(self.session))) and not self.has_output
 
     def data_to_send(self) -> list:
-        """The buffers to send, in order; [] when there are none."""
         if not self.has_output:
             return []
         self.check_outside()

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t, uint8_t
 
 from neptrio.transport.http2.stream cimport Account, Stream
 
-cdef class SessionCore:
+cdef class Http2Session:
     cdef public object open_stream  # type: OpenStream | None
     cdef readonly Account account
     cdef readonly object nuisance  # type: Nuisance

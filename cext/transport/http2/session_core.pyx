@@ -24,8 +24,8 @@ cdef enum:
     END_HEADERS = 4
 
 
-cdef class SessionCore:
-    """Base of both sessions."""
+cdef class Http2Session:
+    """One HTTP/2 connection's state, without I/O: what both sessions are to connections and streams."""
 
     def __init__(self, open_stream, nuisance, limits, Totals totals=None):
         # type: (OpenStream, Nuisance | None, SessionLimits, ...) -> None
@@ -131,3 +131,61 @@ cdef class SessionCore:
     def wants_output(self) -> bool:
         """True when data_to_send() may return something."""
         return bool(self.has_output)
+
+    # ------------------------------------------------------------ the sessions say
+
+    @property
+    def last_stream(self) -> int:
+        """The highest stream id that the peer has opened, 0 before the first."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """True when neither side has anything more to send."""
+        raise NotImplementedError
+
+    def receive(self, data not None, int64_t now_ns=0):
+        # type: (Buffer, ...) -> None
+        """Takes bytes from the peer. A protocol error makes the session `dead`."""
+        raise NotImplementedError
+
+    def data_to_send(self) -> list:
+        """The buffers to send, in order; [] when there are none."""
+        raise NotImplementedError
+
+    def output_ready(self, Stream stream not None):
+        """To be called when a stream has something new to send: headers, data or its end."""
+        raise NotImplementedError
+
+    def resume_input(self, Stream stream not None):
+        """Returns the flow-control credit withheld while the stream was paused."""
+        raise NotImplementedError
+
+    def release(self):
+        """Ends hold() and returns the credit."""
+        raise NotImplementedError
+
+    def reset(self, Stream stream not None, int code=8):
+        """Ends a stream at once with RST_STREAM."""
+        raise NotImplementedError
+
+    def ping(self):
+        """Queues a PING; `pings_acked` counts the answers."""
+        raise NotImplementedError
+
+    def start_drain(self):
+        """Tells the peer not to open new streams; open ones go on."""
+        raise NotImplementedError
+
+    def finish_drain(self):
+        """Sends the final GOAWAY: streams after the last one received are ignored."""
+        raise NotImplementedError
+
+    def terminate(self, int code):
+        """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
+        raise NotImplementedError
+
+    def connection_lost(self):
+        """The transport is gone, or takes nothing beyond what is queued: resets every open stream. data_to_send() still returns
+        final frames (such as a GOAWAY), but no part of an answer."""
+        raise NotImplementedError

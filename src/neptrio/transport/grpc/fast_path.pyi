@@ -7,7 +7,8 @@ from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.transport.grpc.message_stream import GrpcStream
 from neptrio.transport.http2.connection_core import Http2Core
-from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.http2.session import Headers
+from neptrio.transport.http2.session_core import Http2Session
 
 CARDINALITY: Code
 UNARY_RESPONDER: Responder

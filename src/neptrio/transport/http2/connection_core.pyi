@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 from neptrio.errors import TritonError
 from neptrio.service import Services
 from neptrio.transport.connection import Connection
-from neptrio.transport.http2.session import Http2Session
+from neptrio.transport.http2.session_core import Http2Session
 from neptrio.transport.http2.stream import Stream, Totals
 
 class Http2Core(Connection):

@@ -23,7 +23,7 @@ from hyperframe.frame import GoAwayFrame
 from neptrio.transport.http2 import limits as lim
 from neptrio.transport.http2.h2_headers import HeaderBlock, HeaderEncoder, malformed
 from neptrio.transport.http2.session import OpenStream
-from neptrio.transport.http2.session_core import SessionCore
+from neptrio.transport.http2.session_core import Http2Session
 from neptrio.transport.http2.stream import Totals
 
 log = logging.getLogger("neptrio.http2")
@@ -47,7 +47,7 @@ def let_go(connection: H2Connection) -> None:
     vars(connection).get("_frame_dispatch_table", {}).clear()
 
 
-class Session(SessionCore):
+class Session(Http2Session):
     """One HTTP/2 connection's state; the rules are those of cext/transport/http2/nghttp2_session.pyx."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Session(SessionCore):
         totals: Totals | None = None,
     ) -> None:
         super().__init__(open_stream, nuisance, limits, totals)
-        self.last_stream = 0  # the last one that was opened
+        self._last_stream = 0
         self._refuse_after = LAST_STREAM
         self._pending: dict[int, Any] = {}  # streams with something to send, served in turn
         self._out = bytearray()
@@ -90,7 +90,6 @@ class Session(SessionCore):
     # ------------------------------------------------------------ input
 
     def receive(self, data: Any, now_ns: int = 0) -> None:
-        """Takes bytes from the peer. Never raises: a protocol error makes the session `dead`."""
         if not len(data) or self.dead:
             return
         self.arrived(data, now_ns)
@@ -118,7 +117,7 @@ class Session(SessionCore):
         if stream_id > self._refuse_after or malformed(headers):
             self._rst(stream_id, REFUSED_STREAM if stream_id > self._refuse_after else lim.PROTOCOL_ERROR)
             return
-        self.last_stream = max(self.last_stream, stream_id)
+        self._last_stream = max(self._last_stream, stream_id)
         block = HeaderBlock(headers)
         assert self.open_stream is not None
         try:
@@ -193,7 +192,6 @@ class Session(SessionCore):
             self.reset_stream(stream, code)
 
     def connection_lost(self) -> None:
-        """The transport is gone: resets every open call."""
         self.dead = True
         for stream_id in list(self.streams):
             self._close(stream_id, lim.CANCEL)
@@ -204,13 +202,11 @@ class Session(SessionCore):
     # ------------------------------------------------------------ output
 
     def output_ready(self, stream: Any) -> None:
-        """To be called when a stream has something new to send: headers, data or its end."""
         self.has_output = True
         if not stream.ended and not self.dead:
             self._pending[stream.stream_id] = stream
 
     def reset(self, stream: Any, code: int = lim.CANCEL) -> None:
-        """Ends a call at once with RST_STREAM."""
         self._rst(stream.stream_id, code)
         self._close(stream.stream_id, code)
         if not stream.ended:  # it is being opened
@@ -230,47 +226,43 @@ class Session(SessionCore):
             pass
 
     def resume_input(self, stream: Any) -> None:
-        """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
         if stream.withheld and not stream.ended:
             size, stream.withheld = stream.withheld, 0
             self._ask(self._conn.increment_flow_control_window, size, stream.stream_id)
 
     def release(self) -> None:
-        """Ends hold() and returns the credit."""
         self.holding = False
         credit, self.held_credit = self.held_credit, 0
         if credit:
             self._ask(self._conn.increment_flow_control_window, credit)
 
     def ping(self) -> None:
-        """Queues a PING; `pings_acked` counts the answers."""
         self._ask(self._conn.ping, b"\0" * 8)
 
     def start_drain(self) -> None:
-        """Tells the peer not to open new calls; open ones go on."""
         if not self.draining and not self.dead:
             self.draining = True
             self._goaway(LAST_STREAM, lim.NO_ERROR)
 
     def finish_drain(self) -> None:
-        """Sends the final GOAWAY: calls after the last one received are ignored."""
         if not self.dead:
             self._refuse_after = self.last_stream
             self._goaway(self.last_stream, lim.NO_ERROR)
 
     def terminate(self, code: int) -> None:
-        """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
         self._fail("terminated", code)
 
     @property
+    def last_stream(self) -> int:
+        return self._last_stream
+
+    @property
     def finished(self) -> bool:
-        """True when neither side has anything more to send."""
         done = self.dead or (self._refuse_after != LAST_STREAM and not self.streams)
         return done and not self.has_output
 
     def data_to_send(self) -> list[Any]:
-        """The buffers to send, in order; [] when there are none."""
         if not self.has_output:
             return []
         self.has_output = False

@@ -5,10 +5,10 @@ from typing_extensions import Buffer
 
 from neptrio.transport.http2.limits import Nuisance, SessionLimits
 from neptrio.transport.http2.session import OpenStream
-from neptrio.transport.http2.session_core import SessionCore
+from neptrio.transport.http2.session_core import Http2Session
 from neptrio.transport.http2.stream import Stream, Totals
 
-class Session(SessionCore):
+class Session(Http2Session):
     def __init__(
         self,
         open_stream: OpenStream,

@@ -6,12 +6,14 @@ The environment variable NEPTRIO_HTTP2_SESSION (`nghttp2` or `h2`) forces one; t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from neptrio.transport.http2.session_core import Http2Session as Http2Session
 
 if TYPE_CHECKING:
-    from neptrio.transport.http2.stream import Account, Stream
+    from neptrio.transport.http2.stream import Stream
 
 CHOICES = {"nghttp2": "neptrio.transport.http2.nghttp2_session", "h2": "neptrio.transport.http2.h2_session"}
 
@@ -43,76 +45,6 @@ class Headers(Protocol):
 
 # (session, stream id, path, headers) -> the object that handles the call
 OpenStream = Callable[["Http2Session", int, bytes, Headers], "Stream"]
-
-
-class Http2Session(Protocol):
-    """One HTTP/2 connection's state, without I/O; the rules are in cext/transport/http2/nghttp2_session.pyx."""
-
-    @property
-    def account(self) -> Account:
-        """Counts the bytes that its streams hold."""
-
-    @property
-    def streams(self) -> Mapping[int, Stream]:
-        """The open streams by id."""
-
-    @property
-    def last_stream(self) -> int:
-        """The highest stream id that the client has opened, 0 before the first."""
-
-    @property
-    def dead(self) -> bool:
-        """True when the peer broke the protocol or terminate() was called: send the output and close."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why it is dead, or None."""
-
-    @property
-    def draining(self) -> bool: ...
-
-    @property
-    def pings_acked(self) -> int:
-        """How many of our PINGs the peer has answered."""
-
-    @property
-    def partial(self) -> bool:
-        """True in the middle of a frame or of a request's headers."""
-
-    @property
-    def begun(self) -> int:
-        """How many frames have begun."""
-
-    @property
-    def wants_output(self) -> bool: ...
-
-    @property
-    def finished(self) -> bool:
-        """True when neither side has anything more to send."""
-
-    def receive(self, data: Any, now_ns: int = 0, /) -> None: ...
-
-    def data_to_send(self) -> list[Any]: ...
-
-    def output_ready(self, stream: Any, /) -> None: ...
-
-    def resume_input(self, stream: Any, /) -> None: ...
-
-    def reset(self, stream: Any, code: int = 8, /) -> None: ...
-
-    def terminate(self, code: int, /) -> None: ...
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def ping(self) -> None: ...
-
-    def start_drain(self) -> None: ...
-
-    def finish_drain(self) -> None: ...
-
-    def connection_lost(self) -> None: ...
 
 
 def implementation() -> str:

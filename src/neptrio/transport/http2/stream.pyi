@@ -5,7 +5,8 @@ from typing import Any
 from typing_extensions import Buffer
 
 from neptrio.service.held_bytes import HeldBytes
-from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.http2.session import Headers
+from neptrio.transport.http2.session_core import Http2Session
 
 class Totals:
     @property

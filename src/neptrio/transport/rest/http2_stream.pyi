@@ -8,7 +8,8 @@ from neptrio.errors import TritonError
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.transport.http2.body_stream import BodyStream
 from neptrio.transport.http2.connection_core import Http2Core
-from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.http2.session import Headers
+from neptrio.transport.http2.session_core import Http2Session
 
 class PlainResponder(Responder):
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
