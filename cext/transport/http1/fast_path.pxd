@@ -45,9 +45,9 @@ cdef class Http1FastPath(Connection):
     cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests
     cdef readonly int64_t passed     # how many of these bypassed the parser
-    cdef readonly bytes parted       # the head of a plain request and what has come of its body (rule 6)  # type: bytes | None
-    cdef bint lacks                  # pass_by() has ended at such a request
-    cdef int parts                   # in so many parts the message has come so far (rule 6); 0: not in parts
+    cdef readonly bytes partial      # the head of a plain request and what has come of its body (rule 6)  # type: bytes | None
+    cdef bint incomplete             # take_plain() has ended at such a request
+    cdef int pieces                  # in so many pieces the message has come so far (rule 6); 0: it is no such request
     cdef public Py_ssize_t body_received  # bytes of the message under way
     cdef public bytes later          # bytes received that are parsed when there is room, or None  # type: bytes | None
     cdef public object direct        # the buffer of a body that is received without the parser
@@ -56,10 +56,10 @@ cdef class Http1FastPath(Connection):
     cpdef int happens(self, Event event) except -1
     cpdef advance(self)
     cpdef bint has_room(self) except -1
-    cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1
+    cdef Py_ssize_t take_plain(self, const char* p, Py_ssize_t n) except -1
     cdef bint take_some(self) except -1
-    cdef bint part(self, const char* p, Py_ssize_t n) except -1
+    cdef bint keep_partial(self, const char* p, Py_ssize_t n) except -1
     cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1
     cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model)
-    cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1
+    cdef Py_ssize_t take_one(self, const char* p, Py_ssize_t n) except -1
     cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1

@@ -18,7 +18,7 @@ Rules:
     to the parser's path. The comparison takes the same time whatever the first differing byte.
  5. Answers are sent in the order of the requests, whichever way these took.
  6. Most clients send a head and its body in two calls, which often arrive one by one. So the beginning of a plain request,
-    up to PARTED bytes of it, waits for the rest in front of the parser. One that has come in MOST_PARTS parts and is still
+    up to MOST_PARTIAL bytes of it, waits for the rest in front of the parser. One that has come in MOST_PIECES pieces and is still
     not whole goes to the parser. To whoever looks at times and limits it is a request that is being received.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -57,8 +57,8 @@ log = logging.getLogger("neptrio.http1")
 cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
-    PARTED = 16 << 10      # bytes of a request's head and body
-    MOST_PARTS = 3
+    MOST_PARTIAL = 16 << 10      # bytes of a request's head and body
+    MOST_PIECES = 3
     TOLD = 32 << 10        # bytes of answers that wait; the budget of all connections is told of more
 
 MAX_EXCHANGES = MOST_EXCHANGES
@@ -323,8 +323,8 @@ cdef class Http1FastPath(Connection):
     def on_message_begin(self):
         self.head.clear()
         self.happens(Event.BEGUN)
-        if self.parts:
-            self.parts = 0  # it began with the first of them
+        if self.pieces:
+            self.pieces = 0  # it began with the first of them
         else:
             self.head.receive_start = now_ns()
 
@@ -354,12 +354,12 @@ cdef class Http1FastPath(Connection):
         else:
             n = receive(self.fd, RECEIVE) if self.secure is None else self.secure.receive()
             if n > 0:
-                if self.parted is not None:
+                if self.partial is not None:
                     self.pass_on(received_bytes()[:n])
                 else:
                     if self.fast_path and self.state == State.IDLE and not self.budget.full:
-                        at = self.pass_by(received_bytes(), n)
-                    if at < n and not self.part(received_bytes() + at, n - at):
+                        at = self.take_plain(received_bytes(), n)
+                    if at < n and not self.keep_partial(received_bytes() + at, n - at):
                         self.feed(received_view()[at:n])
             elif n == 0:
                 self.end_of_input()
@@ -368,39 +368,39 @@ cdef class Http1FastPath(Connection):
     def pass_on(self, bytes data not None):
         """Handles bytes that were received elsewhere."""
         cdef Py_ssize_t at = 0, n
-        if self.parted is not None:
-            data = self.parted + data
-            self.parted = None
+        if self.partial is not None:
+            data = self.partial + data
+            self.partial = None
             self.happens(Event.TAKEN_UP)
         n = PyBytes_GET_SIZE(data)
         if self.fast_path and self.state == State.IDLE and not self.budget.full:
-            at = self.pass_by(PyBytes_AS_STRING(data), n)
-        if at < n and not self.part(PyBytes_AS_STRING(data) + at, n - at):
+            at = self.take_plain(PyBytes_AS_STRING(data), n)
+        if at < n and not self.keep_partial(PyBytes_AS_STRING(data) + at, n - at):
             self.feed(data[at:] if at else data)
 
-    cdef bint part(self, const char* p, Py_ssize_t n) except -1:
-        """Keeps the beginning of a request if pass_by() has seen that it is worth waiting for the rest (rule 6)."""
-        if not self.lacks:
+    cdef bint keep_partial(self, const char* p, Py_ssize_t n) except -1:
+        """Keeps the beginning of a request if take_plain() has seen that it is worth waiting for the rest (rule 6)."""
+        if not self.incomplete:
             return False
-        self.lacks = False
-        if self.parts + 1 >= MOST_PARTS:
+        self.incomplete = False
+        if self.pieces + 1 >= MOST_PIECES:
             return False
-        if self.parts == 0:
+        if self.pieces == 0:
             self.head.receive_start = now_ns()
-        self.parts += 1
-        self.parted = p[:n]
+        self.pieces += 1
+        self.partial = p[:n]
         self.happens(Event.KEPT)
         self.body_received = 0
         return True
 
-    cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1:
+    cdef Py_ssize_t take_plain(self, const char* p, Py_ssize_t n) except -1:
         """Takes all plain infer requests at the front of the buffer; returns how many bytes these were."""
         cdef Py_ssize_t at = 0, used
-        self.lacks = False
+        self.incomplete = False
         if self.admission.tracer.trace_headers:
             return 0
         while at < n and self.state < State.LAST and len(self.exchanges) < MOST_EXCHANGES:
-            used = self.one(p + at, n - at)
+            used = self.take_one(p + at, n - at)
             if used == 0:
                 break
             at += used
@@ -436,7 +436,7 @@ cdef class Http1FastPath(Connection):
             self.known_generation = owner.generation
         return owner
 
-    cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1:
+    cdef Py_ssize_t take_one(self, const char* p, Py_ssize_t n) except -1:
         """Takes the request at the front of the buffer if it is a plain one; returns its bytes, else 0."""
         cdef Head head
         cdef KnownHead known = self.known_head
@@ -452,14 +452,14 @@ cdef class Http1FastPath(Connection):
             if length > self.max_body:
                 return 0
             if length > n - at:
-                self.lacks = at + length <= PARTED
+                self.incomplete = at + length <= MOST_PARTIAL
                 return 0
         else:
             if not read_head(p, n, self.asks_who, &head):
                 return 0
             at = head.size
             length = head.content_length
-            if length > self.max_body or (length > n - at and at + length > PARTED):
+            if length > self.max_body or (length > n - at and at + length > MOST_PARTIAL):
                 return 0
             if not self.takes_host(head.host, head.host_length):
                 return 0
@@ -467,7 +467,7 @@ cdef class Http1FastPath(Connection):
             if route is None:
                 return 0
             if length > n - at:
-                self.lacks = True
+                self.incomplete = True
                 return 0
             if not self.asks_who:
                 known = keep(p, &head, route, &self.head_seen)
@@ -481,8 +481,8 @@ cdef class Http1FastPath(Connection):
                 return 0
         if self.admission.forwards and not self.admission.reads(<str>route[0], <str>route[1]):
             return 0
-        if self.parts:
-            self.parts = 0
+        if self.pieces:
+            self.pieces = 0
             begun = self.head.receive_start
         else:
             begun = now_ns()

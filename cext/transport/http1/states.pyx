@@ -7,7 +7,7 @@ Rules:
  1. An event that the table does not have in a state changes nothing: the parser may go on with bytes behind a last request.
  2. From LAST on no request is begun, and nothing leads back. ENDED is the end.
  3. What is no state: that the next answer is the last one (`draining`), that workers are at it (`paused`), and where
-    bytes wait (`parted`, `later`, `direct`).
+    bytes wait (`partial`, `later`, `direct`).
 """
 
 cdef enum:

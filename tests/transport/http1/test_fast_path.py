@@ -255,7 +255,7 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
             connection.body_received = 1 << 30  # of the request before
             before = connection.held_bytes()
             connection.pass_on(request()[:-2])
-            assert connection.parted == request()[:-2]
+            assert connection.partial == request()[:-2]
             assert (
                 connection.statistics().receiving and connection.held_bytes() == before + HEAD + len(GOOD) - 2
             )

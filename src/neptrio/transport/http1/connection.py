@@ -97,7 +97,7 @@ class Http1Connection(Http1Input):
     def held_bytes(self) -> int:
         """Bytes of unanswered requests, of the request being received, and of answers that were not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
-        return self.held + coming + len(self.parted or b"") + int(self.writer.pending)
+        return self.held + coming + len(self.partial or b"") + int(self.writer.pending)
 
     # ------------------------------------------------------------ requests
 
