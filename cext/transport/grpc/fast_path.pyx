@@ -65,15 +65,15 @@ cdef class UnaryCore(GrpcStream):
 
     # ------------------------------------------------------------ hooks: the rest of the call
 
-    def start_generally(self):
+    def start_slow_path(self):
         """The message is complete, and is not plain: decodes and submits the request."""
         raise NotImplementedError
 
-    def answer_generally(self, InferRequest request, InferResponse response):
+    def answer_slow_path(self, InferRequest request, InferResponse response):
         """Sends an answer that is not plain."""
         raise NotImplementedError
 
-    def answer_later(self, InferRequest request, InferResponse response):
+    def answer_by_worker(self, InferRequest request, InferResponse response):
         """Sends an answer whose outputs a worker classifies."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ cdef class UnaryCore(GrpcStream):
         large = message is not None and len(message) > LARGE_MESSAGE
         if (message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers
                 or ((large or connection.large_files.count) and decodes_slowly(message))):
-            self.start_generally()
+            self.start_slow_path()
             return
         self._message = None
         try:
@@ -158,7 +158,7 @@ cdef class UnaryCore(GrpcStream):
             if response.error is not None:
                 response.outputs = None
         if (request.trace is not None and (<Trace>request.trace).headers) or connection.compression != "none":
-            self.answer_generally(request, response)
+            self.answer_slow_path(request, response)
             return 0
         if response.error is not None:
             self.finish(error_trailers(response.error))
@@ -167,7 +167,7 @@ cdef class UnaryCore(GrpcStream):
         try:
             if request.outputs is not None:
                 if selects_slowly(request, response):
-                    self.answer_later(request, response)
+                    self.answer_by_worker(request, response)
                     return 0
                 select(request, response, connection.services)
             segments = encode_response(response)

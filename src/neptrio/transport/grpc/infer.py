@@ -43,7 +43,7 @@ class UnaryInfer(Call, UnaryCore):
     _infer: GrpcInfer | None
     _working: trio.CancelScope | None = None  # of the task that works on the message or the answer
 
-    def start_generally(self) -> None:
+    def start_slow_path(self) -> None:
         """Called when the message is complete and the fast path does not apply: decodes and submits the request."""
         message, self._message = self._message, None
         infer = self._infer = GrpcInfer(self, self._connection, self._compressed)
@@ -111,25 +111,25 @@ class UnaryInfer(Call, UnaryCore):
         self.finish(error_trailers(error))
         self._connection.want_flush()
 
-    def answer_generally(self, request: InferRequest, response: InferResponse) -> None:
+    def answer_slow_path(self, request: InferRequest, response: InferResponse) -> None:
         """Sends the request's answer where the fast path does not apply."""
         if request.trace is not None and request.trace.headers:
             self.send_headers([*OK_HEADERS, *request.trace.headers])
         try:
             if response.error is None and request.outputs is not None:
                 if selects_slowly(request, response):
-                    self.answer_later(request, response)
+                    self.answer_by_worker(request, response)
                     return
                 select(request, response, self._connection.services)
             self._reply(response)
         except TritonError as error:
             self._fail(error)
 
-    def answer_later(self, request: InferRequest, response: InferResponse) -> None:
+    def answer_by_worker(self, request: InferRequest, response: InferResponse) -> None:
         """Sends an answer whose outputs a worker classifies, for as long as somebody waits for it."""
-        self._work(self._answer_later, request, response)
+        self._work(self._answer_by_worker, request, response)
 
-    async def _answer_later(self, request: InferRequest, response: InferResponse) -> None:
+    async def _answer_by_worker(self, request: InferRequest, response: InferResponse) -> None:
         await select_later(self._connection, request, response)
         if not self._over:
             self._reply(response)
