@@ -296,7 +296,7 @@ def http2(data: bytes) -> None:
     """Any frames behind a preface, cut anywhere: one end per stream, and nothing held at the end."""
     from neptrio.codec.split_message import SplitMessage
     from neptrio.transport.grpc.message_stream import GrpcStream
-    from neptrio.transport.http2.limits import Nuisance, PingPolicy
+    from neptrio.transport.http2.limits import FloodBudget, PingPolicy
     from neptrio.transport.http2.nghttp2_session import Session
     from tests.support.raw_http2 import PREFACE, frame, message
 
@@ -333,7 +333,7 @@ def http2(data: bytes) -> None:
 
     size = data[0] if data else 0
     whole = PREFACE + frame(4, 0, 0) + data[1:]
-    session = Session(opened, Nuisance(PingPolicy(0, 0)))
+    session = Session(opened, FloodBudget(PingPolicy(0, 0)))
     now = 10**9
     for at in range(0, len(whole), size or len(whole)):
         session.receive(exact(whole[at : at + (size or len(whole))]), now)

@@ -18,7 +18,7 @@ Rules:
     once the output is flushed.
  6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, empty DATA)
     are paid from a budget, which useful work and time refill. A peer that exceeds it is disconnected with
-    ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.Nuisance.
+    ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.FloodBudget.
  7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR), so that the client does not send the
     rest of a message that nobody reads.
  8. The library holds two kinds of pointers to our objects, without counting them. Pointers to the Session: the
@@ -86,12 +86,12 @@ cdef class Session(Http2Session):
         self.headers.limit = MAX_HEADER_LIST
         self.headers.bomb = HEADER_BOMB
 
-    def __init__(self, open_stream, nuisance=None, *, limits=GRPC, Totals totals=None):
-        # type: (OpenStream, Nuisance | None, SessionLimits, ...) -> None
+    def __init__(self, open_stream, flood_budget=None, *, limits=GRPC, Totals totals=None):
+        # type: (OpenStream, FloodBudget | None, SessionLimits, ...) -> None
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
-        Http2Session.__init__(self, open_stream, nuisance, limits, totals)
+        Http2Session.__init__(self, open_stream, flood_budget, limits, totals)
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
@@ -155,7 +155,8 @@ cdef class Session(Http2Session):
             self.dead = True
             if self.failure is None:
                 self.failure = nghttp2_strerror(<int>rv).decode()
-            if self.flooded and self.failure == "too_many_pings":  # gRPC's clients ask less often when they read this text, and only then
+            # gRPC's clients ask less often when they read this text, and only then
+            if self.flooded and self.failure == "too_many_pings":
                 nghttp2_submit_goaway(
                     self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
                     _ENHANCE_YOUR_CALM, <const uint8_t*><const char*>TOO_MANY_PINGS, len(TOO_MANY_PINGS))
@@ -341,7 +342,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
         if kind == NGHTTP2_PING:
             if frame.hd.flags & NGHTTP2_FLAG_ACK:
                 self.pings_acked += 1
-            elif not self.nuisance.pinged(len(self.streams)):
+            elif not self.flood_budget.pinged(len(self.streams)):
                 self.flood("too_many_pings")
         elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
             self.charge(1)
@@ -411,7 +412,7 @@ cdef int on_frame_send(nghttp2_session* session, const nghttp2_frame* frame, voi
     if frame.hd.type == NGHTTP2_DATA:
         self.work += 3
     elif frame.hd.type == NGHTTP2_HEADERS:
-        self.nuisance.strikes = 0
+        self.flood_budget.strikes = 0
     else:
         return 0
     if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:

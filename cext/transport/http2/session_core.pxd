@@ -6,7 +6,7 @@ from neptrio.transport.http2.stream cimport Account, Stream
 cdef class Http2Session:
     cdef public object open_stream  # type: OpenStream | None
     cdef readonly Account account
-    cdef readonly object nuisance  # type: Nuisance
+    cdef readonly object flood_budget  # type: FloodBudget
     cdef readonly dict streams  # type: dict[int, Stream]
     cdef public Py_ssize_t pings_acked
     cdef public bint dead

@@ -11,7 +11,7 @@ from neptrio.transport.http2.stream cimport Account, Stream, Totals
 
 import logging
 
-from neptrio.transport.http2.limits import Nuisance
+from neptrio.transport.http2.limits import FloodBudget
 
 log = logging.getLogger("neptrio.http2")
 
@@ -27,11 +27,11 @@ cdef enum:
 cdef class Http2Session:
     """One HTTP/2 connection's state, without I/O: what both sessions are to connections and streams."""
 
-    def __init__(self, open_stream, nuisance, limits, Totals totals=None):
-        # type: (OpenStream, Nuisance | None, SessionLimits, ...) -> None
+    def __init__(self, open_stream, flood_budget, limits, Totals totals=None):
+        # type: (OpenStream, FloodBudget | None, SessionLimits, ...) -> None
         self.open_stream = open_stream
         self.account = Account(totals)
-        self.nuisance = nuisance if nuisance is not None else Nuisance()
+        self.flood_budget = flood_budget if flood_budget is not None else FloodBudget()
         self.streams = {}
         self.most_frameless = 2 * limits.frame_size
         self.preface = PREFACE
@@ -56,7 +56,7 @@ cdef class Http2Session:
         cdef size_t step, whole = 0
         cdef const uint8_t* head
         cdef int empty = 0
-        self.nuisance.refill(now_ns, self.work)
+        self.flood_budget.refill(now_ns, self.work)
         self.work = 0
         self.preface -= at
         while at < n:
@@ -104,7 +104,7 @@ cdef class Http2Session:
 
     cpdef int charge(self, int cost) except -1:
         """Takes from the budget; when it is used up the connection is to be ended."""
-        if not self.nuisance.spend(cost):
+        if not self.flood_budget.spend(cost):
             self.flood("too many control frames")
         return 0
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neptrio.transport.grpc.message_stream import GrpcStream
-from neptrio.transport.http2.limits import BUDGET, Nuisance, PingPolicy
+from neptrio.transport.http2.limits import BUDGET, FloodBudget, PingPolicy
 from neptrio.transport.http2.session import CHOICES
 from tests.support.raw_http2 import PREFACE, frame, message
 from tests.transport.conftest import SESSIONS
@@ -53,7 +53,7 @@ class Peer:
 
     def __init__(self, name: str) -> None:
         self.streams: list[Echo] = []
-        self.session = import_module(CHOICES[name]).Session(self.open, Nuisance(PingPolicy(0, 0)))
+        self.session = import_module(CHOICES[name]).Session(self.open, FloodBudget(PingPolicy(0, 0)))
 
     def open(self, session: Any, stream_id: int, path: bytes, headers: Any) -> Echo:
         stream = Echo(session, stream_id, path, headers)
@@ -229,7 +229,7 @@ def test_a_stream_that_raises_is_reset_alone(name: str) -> None:
 
 
 def test_the_budget_is_refilled_by_time_and_work() -> None:
-    budget = Nuisance()
+    budget = FloodBudget()
     budget.refill(SECOND, 0)
     assert budget.spend(int(BUDGET)) and not budget.spend(1)
     budget.refill(2 * SECOND, 0)
@@ -243,7 +243,7 @@ def test_the_budget_is_refilled_by_time_and_work() -> None:
 
 
 def test_ping_strikes() -> None:
-    budget = Nuisance(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=2))
+    budget = FloodBudget(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=2))
     budget.refill(SECOND, 0)
     assert budget.pinged(0)
     budget.refill(2 * SECOND, 0)
@@ -256,7 +256,7 @@ def test_ping_strikes() -> None:
 
 
 def test_no_strikes() -> None:
-    budget = Nuisance(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=0))
+    budget = FloodBudget(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=0))
     budget.refill(SECOND, 0)
     assert all(budget.pinged(0) for _ in range(1000))
     assert not all(budget.pinged(0) for _ in range(1000))  # it costs, all the same
@@ -347,7 +347,7 @@ def test_a_stream_that_answers_and_then_fails_to_open(name: str, caplog: pytest.
             raise RuntimeError("no")
         return stream
 
-    session = peer.session = import_module(CHOICES[name]).Session(fail, Nuisance(PingPolicy(0, 0)))
+    session = peer.session = import_module(CHOICES[name]).Session(fail, FloodBudget(PingPolicy(0, 0)))
     frames = parse(calling(peer, 1, 3))
     assert (3, 0, 1) in frames and (1, 5, 3) in frames
     assert not session.dead and not session.streams
@@ -371,7 +371,7 @@ def test_a_stream_that_fails_once_it_may_write_on(name: str, caplog: pytest.LogC
     def choose(session: Any, stream_id: int, path: bytes, headers: Any) -> Any:
         return (Failing if stream_id == 1 else Echo)(session, stream_id, path, headers)
 
-    session = peer.session = import_module(CHOICES[name]).Session(choose, Nuisance(PingPolicy(0, 0)))
+    session = peer.session = import_module(CHOICES[name]).Session(choose, FloodBudget(PingPolicy(0, 0)))
     frames = parse(calling(peer, 1, 3))
     assert (3, 0, 1) in frames and (1, 5, 3) in frames
     assert not session.dead and not session.streams
@@ -393,6 +393,6 @@ def test_a_session_is_entered_once_at_a_time() -> None:
             super().on_message(body, compressed)
 
     peer = Peer("nghttp2")
-    session = peer.session = import_module(CHOICES["nghttp2"]).Session(Nested, Nuisance(PingPolicy(0, 0)))
+    session = peer.session = import_module(CHOICES["nghttp2"]).Session(Nested, FloodBudget(PingPolicy(0, 0)))
     assert (1, 5, 1) in parse(calling(peer, 1))
     assert len(found) == 3

@@ -151,7 +151,7 @@ class GrpcServer:
 
     def new_session(self, open_stream: OpenStream) -> Http2Session:
         """The HTTP/2 session of a new connection."""
-        return self._session_class(open_stream, limits.Nuisance(self._pings), totals=self.totals)
+        return self._session_class(open_stream, limits.FloodBudget(self._pings), totals=self.totals)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""

@@ -53,12 +53,12 @@ class Session(Http2Session):
     def __init__(
         self,
         open_stream: OpenStream,
-        nuisance: lim.Nuisance | None = None,
+        flood_budget: lim.FloodBudget | None = None,
         *,
         limits: lim.SessionLimits = lim.GRPC,
         totals: Totals | None = None,
     ) -> None:
-        super().__init__(open_stream, nuisance, limits, totals)
+        super().__init__(open_stream, flood_budget, limits, totals)
         self._last_stream = 0
         self._refuse_after = LAST_STREAM
         self._pending: dict[int, Any] = {}  # streams with something to send, served in turn
@@ -155,7 +155,7 @@ class Session(Http2Session):
         self.charge(1 if event.remote_reset else 0)
 
     def _ping(self, event: events.PingReceived) -> None:
-        if not self.nuisance.pinged(len(self.streams)):
+        if not self.flood_budget.pinged(len(self.streams)):
             self.flood(TOO_MANY_PINGS)
 
     def _ping_acked(self, event: events.PingAckReceived) -> None:
@@ -299,7 +299,7 @@ class Session(Http2Session):
         conn = self._conn
         if not stream.headers_sent:
             stream.headers_sent = True
-            self.nuisance.strikes = 0
+            self.flood_budget.strikes = 0
             whole = stream.trailers is not None and not stream.out_bytes and stream.whole_head()
             if whole:
                 self._end(stream_id, stream, whole)

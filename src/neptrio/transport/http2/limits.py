@@ -53,8 +53,8 @@ class PingPolicy:
     max_strikes: int = 2
 
 
-class Nuisance:
-    """The budget of one connection. Time is an argument: refill(now)."""
+class FloodBudget:
+    """What one connection may still ask of us for nothing. Time is an argument: refill(now)."""
 
     def __init__(self, policy: PingPolicy | None = None) -> None:
         self.policy = policy or PingPolicy()

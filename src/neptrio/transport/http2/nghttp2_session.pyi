@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from neptrio.transport.http2.limits import Nuisance, SessionLimits
+from neptrio.transport.http2.limits import FloodBudget, SessionLimits
 from neptrio.transport.http2.session import OpenStream
 from neptrio.transport.http2.session_core import Http2Session
 from neptrio.transport.http2.stream import Stream, Totals
@@ -12,7 +12,7 @@ class Session(Http2Session):
     def __init__(
         self,
         open_stream: OpenStream,
-        nuisance: Nuisance | None = None,
+        flood_budget: FloodBudget | None = None,
         *,
         limits: SessionLimits = ...,
         totals: Totals | None = None,

@@ -62,6 +62,6 @@ def implementation() -> str:
 
 
 def session_class() -> Callable[..., Http2Session]:
-    """The class of server-side sessions: (open_stream, nuisance, totals=...) makes one."""
+    """The class of server-side sessions: (open_stream, flood_budget, totals=...) makes one."""
     made: Callable[..., Http2Session] = import_module(CHOICES[implementation()]).Session
     return made

@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from neptrio.transport.http2.limits import Nuisance, SessionLimits
+from neptrio.transport.http2.limits import FloodBudget, SessionLimits
 from neptrio.transport.http2.session import OpenStream
 from neptrio.transport.http2.stream import Account, Stream, Totals
 
@@ -12,7 +12,7 @@ class Http2Session:
     @property
     def account(self) -> Account: ...
     @property
-    def nuisance(self) -> Nuisance: ...
+    def flood_budget(self) -> FloodBudget: ...
     @property
     def streams(self) -> dict[int, Stream]: ...
     pings_acked: int
@@ -30,7 +30,7 @@ class Http2Session:
     def __init__(
         self,
         open_stream: OpenStream,
-        nuisance: Nuisance | None,
+        flood_budget: FloodBudget | None,
         limits: SessionLimits,
         totals: Totals | None = None,
     ) -> None: ...

@@ -30,7 +30,7 @@ from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.transport.host import host_problem
 from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
-from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, Nuisance, PingPolicy
+from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, FloodBudget, PingPolicy
 from neptrio.transport.http2.session import Http2Session, session_class
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.exchange import Carrier, HttpExchange, always_answered, most_body
@@ -191,7 +191,7 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
 
     def new_session(self) -> Http2Session:
         return session_class()(
-            self.open_stream, Nuisance(PingPolicy(max_strikes=0)), limits=REST, totals=self.totals
+            self.open_stream, FloodBudget(PingPolicy(max_strikes=0)), limits=REST, totals=self.totals
         )
 
     # ------------------------------------------------------------ requests
