@@ -52,8 +52,8 @@ startup
 server
 serving
 embedded
-compat ray testing
-commands.demo commands.serve
+compat importing ray testing
+commands.demo commands.import commands.serve
 cli
 __main__
 """

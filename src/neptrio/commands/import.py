@@ -1,0 +1,65 @@
+"""Makes a model folder of a model's file: `neptrio import churn.ubj`.
+
+The folder has the file under the name that its backend looks for, a configuration with what was found in it, and a request
+to try. The model is loaded and asked once before the folder is put into the repository.
+
+Known are ONNX, trees of XGBoost, LightGBM, treelite and skops, and Python models. A folder is taken with all that is in it,
+if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+HELP = "make a model folder of a model's file"
+SHOWN = 60  # characters of an output's values
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio import`."""
+    parser.add_argument("source", type=Path, help="the model's file, or a folder that holds it")
+    parser.add_argument(
+        "--repository", type=Path, default=Path("models"), help="where it goes (default: models)"
+    )
+    parser.add_argument("--name", default="", help="the model's name (default: the file's)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Makes the folder and tells what was found."""
+    from neptrio import flags
+    from neptrio.errors import TritonError
+    from neptrio.importing import folder
+
+    try:
+        name = flags.model_name(options.name) if options.name else ""
+        made = folder.make(options.source, options.repository, name)
+    except (TritonError, OSError, ValueError, argparse.ArgumentTypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{made.folder}: {made.kind.words}, served by backend '{made.kind.backend}'")
+    batched = made.config.get("max_batch_size", 0) > 0
+    for kind in ("input", "output"):
+        for tensor in made.config[kind]:
+            shape = [-1] * batched + [int(size) for size in tensor["dims"]]
+            print(f"  {kind:<7} {tensor['name']}  {tensor['data_type'].removeprefix('TYPE_')} {shape}")
+    if made.problem:
+        print(f"it loads, and the test request (zeros) was refused: {made.problem}")
+    else:
+        print("a test request (zeros) was answered:")
+        for key, values in made.answer.items():
+            print(f"  {key} = {_short(values)}")
+    for line in made.unknown:
+        print(f"not known: {line}")
+    print(f"serve it:  neptrio --model-repository={options.repository}")
+    print(
+        f"ask it:    curl -d @{made.folder / folder.REQUEST} localhost:8000/v2/models/{made.folder.name}/infer"
+    )
+    return int(bool(made.problem))
+
+
+def _short(values: Any) -> str:
+    text = " ".join(str(values.tolist()).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... {list(values.shape)}"

@@ -1,0 +1,104 @@
+"""Tells what kind of model a file holds, by its name and its first bytes. Nothing of it is run.
+
+Rules:
+ 1. A file is renamed to the name that its backend looks for, so that no configuration has to name it.
+ 2. What cannot be served is refused with what to do instead.
+ 3. A folder holds one model's file, and whatever lies beside that is taken along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neptrio.backends import elsewhere
+from neptrio.backends.onnx import signature
+from neptrio.errors import InvalidArgument, NotFound
+
+PICKLES = (".pkl", ".pickle", ".joblib", ".cloudpickle")
+PICKLE = (
+    "is a pickle, and reading one runs whatever code is in it. Write another file where the model was trained: "
+    "model.save_model('xgboost.ubj') for XGBoost, model.booster_.save_model('model.txt') for LightGBM, "
+    "skops.io.dump(model, 'model.skops') for scikit-learn; docs/trees.md has more"
+)
+# the end of a name -> the backend whose models such files are, where they cannot be served here
+ELSEWHERE = {".plan": "tensorrt", ".engine": "tensorrt", ".savedmodel": "tensorflow", ".dali": "dali"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a file is."""
+
+    backend: str
+    name: str  # its name in a version's folder
+    words: str  # what to call it
+    beside: tuple[Path, ...] = field(default=())  # files that belong to it
+
+
+def recognise(path: Path) -> Kind:
+    """What a file holds. Raises InvalidArgument."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from None
+    suffix = path.suffix.lower()
+    if suffix in ELSEWHERE:
+        raise InvalidArgument(f"{path}: {elsewhere.way(ELSEWHERE[suffix])}")
+    if suffix in PICKLES or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1):
+        raise InvalidArgument(f"{path} {PICKLE}")
+    if suffix == ".onnx":
+        names = signature.read(path).external
+        leading_out = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
+        if leading_out:
+            raise InvalidArgument(f"{path} wants weights from '{leading_out[0]}', outside its folder")
+        external = tuple(path.parent / name for name in names)
+        return Kind("onnxruntime", "model.onnx", "an ONNX model", external)
+    if suffix == ".py" and b"TritonPythonModel" in path.read_bytes():
+        return Kind("python", "model.py", "a Python model")
+    kind = _trees(suffix, head)
+    if kind is None:
+        raise InvalidArgument(
+            f"{path} is no model that is known here: ONNX (.onnx), XGBoost (.ubj, .json), LightGBM (.txt), treelite (.tl), "
+            "skops (.skops), or Python with a TritonPythonModel (.py)"
+        )
+    return kind
+
+
+def _trees(suffix: str, head: bytes) -> Kind | None:
+    if head.startswith(b"tree\n"):
+        return Kind("fil", "model.txt", "LightGBM's trees")
+    if suffix == ".tl":
+        return Kind("fil", "checkpoint.tl", "a checkpoint of treelite")
+    if suffix == ".skops":
+        return Kind("fil", "model.skops", "scikit-learn's trees")
+    # JSON and UBJSON begin alike; the first key of an object follows
+    if head[:1] == b"{" and b"learner" in head:
+        name = "xgboost.json" if head[1:].lstrip()[:1] == b'"' else "xgboost.ubj"
+        return Kind("fil", name, "XGBoost's trees")
+    if suffix in (".model", ".xgb", ".bst") and head[:4] == b"binf":
+        return Kind("fil", "xgboost.model", "XGBoost's trees")
+    return None
+
+
+def inside(folder: Path) -> tuple[Path, Kind]:
+    """The model's file in a folder, and what it is. Raises InvalidArgument."""
+    names = sorted(path for path in folder.iterdir() if path.is_file())
+    if (folder / "saved_model.pb").exists():
+        raise InvalidArgument(f"{folder}: {elsewhere.way('tensorflow')}")
+    found: list[tuple[Path, Kind]] = []
+    refused: list[str] = []
+    for path in names:
+        try:
+            found.append((path, recognise(path)))
+        except InvalidArgument as error:
+            if path.suffix.lower() in (*PICKLES, *ELSEWHERE):
+                refused.append(str(error))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(path.name for path, _ in found)
+        raise InvalidArgument(f"{folder} holds several models: {several}; name the file that is meant")
+    raise InvalidArgument(
+        refused[0] if refused else f"{folder} holds no model's file that is known here; name a file"
+    )
