@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels stubs
+.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-backends test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels stubs
 
 # what most people need, in the order in which they need it
 FIRST := run check test test-all lint format build bench wheel clean
@@ -101,6 +101,9 @@ test-image: build ## Build the container image with buildah, run it read-only an
 
 test-ray: build ## Run tests/ray with a real Ray on this machine, in an environment of its own (100 MB to fetch)
 	@$(BIN)/python tools/test_ray.py $(ARGS)
+
+test-backends: build ## Run the tests of the PyTorch and OpenVINO backends, in an environment of their own (200 MB to 3 GB to fetch, as pip chooses)
+	@$(BIN)/python tools/test_backends.py $(ARGS)
 
 test-frontends: build ## Run every test that starts a server with two front ends (12 minutes); ARGS='...' narrows it
 	@NEPTRIO_TEST_FRONTENDS=2 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(BOUND) \

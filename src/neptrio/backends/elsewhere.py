@@ -35,14 +35,6 @@ WAYS = {
         "1/model.savedmodel --output 1/model.onnx (or --graphdef 1/model.graphdef --inputs NAME:0 --outputs NAME:0), and "
         'backend: "onnxruntime" in config.pbtxt'
     ),
-    "pytorch": (
-        "convert the model once, where PyTorch is: torch.onnx.export(model, (example,), '1/model.onnx', dynamo=True), and "
-        'backend: "onnxruntime" in config.pbtxt'
-    ),
-    "openvino": (
-        'serve the model\'s ONNX file as 1/model.onnx with backend: "onnxruntime"; with a build of onnxruntime that has '
-        'OpenVINO: optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
-    ),
 }
 
 

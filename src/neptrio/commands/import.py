@@ -3,8 +3,8 @@
 The folder has the file under the name that its backend looks for, a configuration with what was found in it, and a request
 to try. The model is loaded and asked once before the folder is put into the repository.
 
-Known are ONNX, trees of XGBoost, LightGBM, treelite and skops, and Python models. A folder is taken with all that is in it,
-if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
+Known are ONNX, PyTorch (.pt2; .pt does not say what its tensors are), OpenVINO, trees of XGBoost, LightGBM, treelite and
+skops, and Python models. A folder is taken with all that is in it, if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ def _copy(source: Path, file: Path, kind: formats.Kind, version: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, version)
         (version / file.relative_to(source)).rename(version / kind.name)
+        if kind.backend == "openvino" and (version / f"{file.stem}.bin").exists():
+            (version / f"{file.stem}.bin").rename(version / "model.bin")
         return
     version.mkdir(parents=True)
     shutil.copyfile(file, version / kind.name)
@@ -91,6 +93,8 @@ def _copy(source: Path, file: Path, kind: formats.Kind, version: Path) -> None:
         if not beside.is_file():
             raise InvalidArgument(f"{file} needs {beside}, which is not there")
         place = version / beside.relative_to(file.parent)
+        if beside.stem == file.stem and kind.backend == "openvino":
+            place = version / f"{Path(kind.name).stem}{beside.suffix}"  # weights have the network's name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(beside, place)
 

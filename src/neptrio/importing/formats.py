@@ -56,11 +56,15 @@ def recognise(path: Path) -> Kind:
         return Kind("onnxruntime", "model.onnx", "an ONNX model", external)
     if suffix == ".py" and b"TritonPythonModel" in path.read_bytes():
         return Kind("python", "model.py", "a Python model")
+    if suffix == ".xml" and b"<net" in head:
+        return Kind("openvino", "model.xml", "a network of OpenVINO", (path.with_suffix(".bin"),))
+    if suffix in (".pt", ".pt2"):
+        return Kind("pytorch", f"model{suffix}", "a module of PyTorch")
     kind = _trees(suffix, head)
     if kind is None:
         raise InvalidArgument(
-            f"{path} is no model that is known here: ONNX (.onnx), XGBoost (.ubj, .json), LightGBM (.txt), treelite (.tl), "
-            "skops (.skops), or Python with a TritonPythonModel (.py)"
+            f"{path} is no model that is known here: ONNX (.onnx), PyTorch (.pt2, .pt), OpenVINO (.xml), XGBoost (.ubj, "
+            ".json), LightGBM (.txt), treelite (.tl), skops (.skops), or Python with a TritonPythonModel (.py)"
         )
     return kind
 

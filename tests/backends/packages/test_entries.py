@@ -155,6 +155,16 @@ def test_what_is_not_installed_is_named_with_the_command(
     assert str(refused.value) == f"backend 'scale' needs {said}"
 
 
+@pytest.mark.parametrize(
+    ("backend", "module", "extra"),
+    [("fil", "treelite", "trees"), ("pytorch", "torch", "pytorch"), ("openvino", "openvino", "openvino")],
+)
+def test_the_servers_own_packages_name_their_extras(backend: str, module: str, extra: str) -> None:
+    entry = packages.find(backend)
+    assert entry is not None and packages.model_file(entry).parent.name == backend
+    assert entry.install([module]) == f"pip install 'neptrio[{extra}]'"
+
+
 @pytest.mark.slow
 def test_the_start_the_check_and_a_load_say_the_same(tmp_path: Path) -> None:
     site = tmp_path / "site"

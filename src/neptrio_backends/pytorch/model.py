@@ -1,0 +1,232 @@
+"""backend: "pytorch": serves modules of PyTorch under the names and parameters of Triton's backend of that name.
+
+Rules:
+ 1. A batch is one call: the requests' rows are joined along the first dimension and the results divided again.
+ 2. A parameter has its effect, or is a switch of PyTorch that this release does not have and is told as such in the log, or
+    the load fails.
+ 3. Weights are loaded once for all instances on the CPU: in the process that theirs are forked from (preload).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+import triton_python_backend_utils as pb_utils
+from torch_files import Loaded, find, load, signature
+from torch_names import argument_places, places
+
+ROWS = 64  # max_batch_size where neither the configuration nor the file has one
+SWITCHES = {
+    "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
+    "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
+    "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
+}
+_shared: dict[str, Loaded] = {}  # what preload() has loaded: path -> module
+
+
+def preload(args: dict[str, str]) -> None:
+    """Loads the file before instances are forked, so that they share its pages."""
+    config = json.loads(args["model_config"])
+    if any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])):
+        return
+    path = _path(args, config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # what is forked from this process must not have had a pool of threads in it
+    _shared[path] = load(path)
+    torch.set_num_threads(threads)
+
+
+def _path(args: dict[str, str], config: dict[str, Any]) -> str:
+    return find(
+        os.path.join(args["model_repository"], args["model_version"]),
+        config.get("default_model_filename", ""),
+    )
+
+
+class TritonPythonModel:
+    """An instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Fills in inputs, outputs and batching where the file tells them: torch.export's does."""
+        stated = config.as_dict()
+        path = find(config.version_directory, stated.get("default_model_filename", ""))
+        if stated.get("input") and stated.get("output"):
+            return config
+        found = signature(path)
+        if found is None:
+            raise ValueError(
+                f"{path} does not say which tensors it takes and gives: write input and output into the configuration, or "
+                "export it with torch.export"
+            )
+        if found.rows:
+            if not stated.get("max_batch_size"):
+                config.set_max_batch_size(min(found.rows, ROWS))
+            if "sequence_batching" not in stated:
+                config.set_dynamic_batching()
+        for add, rows, there in (
+            (config.add_input, found.inputs, stated.get("input")),
+            (config.add_output, found.outputs, stated.get("output")),
+        ):
+            for name, data_type, dims in () if there else rows:
+                add({"name": name, "data_type": data_type, "dims": dims})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the file and finds out which tensor is which argument."""
+        config = json.loads(args["model_config"])
+        self._parameters = {
+            key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()
+        }
+        self._set_up()
+        gpu = args["model_instance_kind"] == "GPU"
+        self._device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
+        path = _path(args, config)
+        shared = None if gpu else _shared.get(path)
+        loaded = shared if shared is not None else load(path, self._device)
+        self._module = loaded.call
+        self._batched = config.get("max_batch_size", 0) > 0
+        inputs, outputs = config["input"], config["output"]
+        self._inputs = [row["name"] for row in inputs]
+        self._strings = {row["name"] for row in (*inputs, *outputs) if row["data_type"] == "TYPE_STRING"}
+        self._places = argument_places(self._inputs, loaded.arguments)
+        self._outputs = [row["name"] for row in outputs]
+        self._results = places(self._outputs, "output") or list(range(len(outputs)))
+        self._dtypes = {row["name"]: pb_utils.triton_string_to_numpy(row["data_type"]) for row in outputs}
+        if self._strings and self._batched:
+            for row in (*inputs, *outputs):
+                if row["name"] in self._strings and [int(size) for size in row["dims"]] != [1]:
+                    raise ValueError(f"'{row['name']}' is a list of strings: its dims must be [ 1 ]")
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._parameters.get(key, "")
+        if value.lower() not in ("", "true", "false"):
+            raise ValueError(f"parameter '{key}' must be 'true' or 'false', got '{value}'")
+        return default if not value else value.lower() == "true"
+
+    def _number(self, key: str) -> int:
+        value = self._parameters.get(key, "")
+        if value and (not value.isdigit() or int(value) < 1):
+            raise ValueError(f"parameter '{key}' must be a number above 0, got '{value}'")
+        return int(value or 0)
+
+    def _set_up(self) -> None:
+        """Parameters of the process, which is the instance's own."""
+        self._inference = self._flag("INFERENCE_MODE", True)
+        torch.backends.cudnn.enabled = not self._flag("DISABLE_CUDNN", False)
+        if self._flag("DISABLE_OPTIMIZED_EXECUTION", False):
+            torch._C._set_graph_executor_optimize(False)
+        self._flag("ENABLE_WEIGHT_SHARING", True)  # instances on the CPU share them, whatever it says
+        self._clean = self._flag("ENABLE_CACHE_CLEANING", False)
+        for key, name in SWITCHES.items():
+            if key in self._parameters:
+                wanted = self._flag(key, True)
+                switch = getattr(torch._C, name, None)
+                if switch is None:
+                    pb_utils.Logger.log_warn(
+                        f"parameter '{key}' has no effect with PyTorch {torch.__version__}"
+                    )
+                else:
+                    switch(wanted)
+        threads = self._number("INTRA_OP_THREAD_COUNT")
+        if threads:
+            torch.set_num_threads(threads)
+        between = self._number("INTER_OP_THREAD_COUNT")
+        if between:
+            torch.set_num_interop_threads(between)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers a batch."""
+        if not self._batched:
+            return [self._answer(request) for request in requests]
+        joined: list[list[np.ndarray]] = []
+        for name in self._inputs:
+            joined.append([_array(request, name) for request in requests])
+        rows = [len(array) for array in joined[0]]
+        arrays = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in joined]
+        found = self._call(arrays)
+        responses, start = [], 0
+        for count in rows:
+            tensors = []
+            for name, value in zip(self._outputs, found, strict=True):
+                if value.ndim == 0 or len(value) != sum(rows):
+                    raise ValueError(
+                        f"output '{name}' has the shape {list(value.shape)} for a batch of {sum(rows)} rows: its first "
+                        "dimension must be the batch"
+                    )
+                part = value if len(rows) == 1 else value[start : start + count]
+                tensors.append(pb_utils.Tensor(name, part))
+            responses.append(pb_utils.InferenceResponse(tensors))
+            start += count
+        return responses
+
+    def _answer(self, request: Any) -> Any:
+        found = self._call([_array(request, name) for name in self._inputs])
+        tensors = [pb_utils.Tensor(name, value) for name, value in zip(self._outputs, found, strict=True)]
+        return pb_utils.InferenceResponse(tensors)
+
+    def _call(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs, in the order of the configuration."""
+        values = [self._given(name, array) for name, array in zip(self._inputs, arrays, strict=True)]
+        arguments: list[Any]
+        if self._places is None:
+            arguments = [dict(zip(self._inputs, values, strict=True))]
+        else:
+            arguments = [None] * len(values)
+            for place, value in zip(self._places, values, strict=True):
+                arguments[place] = value
+        with torch.inference_mode(self._inference), torch.set_grad_enabled(False):
+            result = self._module(*arguments)
+        if self._clean and self._device != "cpu":
+            torch.cuda.empty_cache()
+        if isinstance(result, dict):
+            missing = [name for name in self._outputs if name not in result]
+            if missing:
+                raise ValueError(f"the module gives {', '.join(map(str, result))} and no '{missing[0]}'")
+            chosen = [result[name] for name in self._outputs]
+        else:
+            several = isinstance(result, tuple) or (
+                isinstance(result, list) and not (result and isinstance(result[0], str))
+            )
+            listed = list(result) if several else [result]
+            if max(self._results) >= len(listed):
+                raise ValueError(
+                    f"the module gives {len(listed)} results, the configuration has {len(self._outputs)} outputs"
+                )
+            chosen = [listed[place] for place in self._results]
+        return [self._taken(name, value) for name, value in zip(self._outputs, chosen, strict=True)]
+
+    def _given(self, name: str, array: np.ndarray) -> Any:
+        if name in self._strings:
+            return [value.decode() for value in array.ravel().tolist()]
+        tensor = torch.from_dlpack(pb_utils.Tensor(name, array))
+        return tensor if self._device == "cpu" else tensor.to(self._device, non_blocking=True)
+
+    def _taken(self, name: str, value: Any) -> np.ndarray:
+        if name in self._strings:
+            texts = np.array([text.encode() for text in value], object)
+            return texts.reshape(-1, 1) if self._batched else texts
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"output '{name}' is no tensor: {type(value).__name__}")
+        value = value.detach().cpu().contiguous()
+        if value.dtype == torch.bfloat16:
+            found: np.ndarray = pb_utils.Tensor.from_dlpack(name, value).as_numpy()
+        else:
+            found = value.numpy()
+        wanted = self._dtypes[name]
+        if found.dtype != wanted:
+            raise ValueError(f"output '{name}' is {found.dtype}, the configuration says {np.dtype(wanted)}")
+        return found
+
+
+def _array(request: Any, name: str) -> np.ndarray:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        raise ValueError(f"input '{name}' is missing")
+    found: np.ndarray = tensor.as_numpy()
+    return found
