@@ -77,7 +77,9 @@ class Suite:
         if path in self.tests:
             return [(1, path)]
         module, stem = module_of(path), Path(path).stem.removesuffix("_core")
-        package = re.sub(r"^(src/neptrio|src|cext)/", "", Path(path).parent.as_posix())
+        package = re.sub(
+            r"^(src/neptrio_(?=backends/)|(src/neptrio|src|cext)/)", "", Path(path).parent.as_posix()
+        )
         folder = f"tests/{package}/"
         near = [
             (2, t) for t in self.tests if t.startswith(folder) and Path(t).name.startswith(f"test_{stem}")

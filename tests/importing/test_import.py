@@ -146,6 +146,13 @@ def test_what_is_not_imported_says_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "holds no model's file that is known here" in said["nothing"]
 
 
+def test_another_backend_must_serve_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.onnx").write_bytes(onnx_models.add_sub())
+    assert imported(tmp_path / "net.onnx", "--repository", tmp_path / "models", "--backend", "fil") == 2
+    said = capsys.readouterr().err
+    assert "an ONNX model is served by onnxruntime or openvino, not by 'fil'" in said
+
+
 def test_a_folder_that_is_there_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models/taken").mkdir(parents=True)
     (tmp_path / "taken.onnx").write_bytes(onnx_models.add_sub())

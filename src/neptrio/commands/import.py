@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repository", type=Path, default=Path("models"), help="where it goes (default: models)"
     )
+    parser.add_argument("--backend", default="", help="openvino: for an ONNX file, instead of onnxruntime")
     parser.add_argument("--name", default="", help="the model's name (default: the file's)")
 
 
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         name = flags.model_name(options.name) if options.name else ""
-        made = folder.make(options.source, options.repository, name)
+        made = folder.make(options.source, options.repository, name, options.backend)
     except (TritonError, OSError, ValueError, argparse.ArgumentTypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -55,9 +55,10 @@ def name_of(path: Path) -> str:
     )
 
 
-def make(source: Path, repository: Path, name: str = "") -> Imported:
+def make(source: Path, repository: Path, name: str = "", backend: str = "") -> Imported:
     """Makes the model's folder in the repository. Raises TritonError, and then nothing is there."""
     file, kind = formats.inside(source) if source.is_dir() else (source, formats.recognise(source))
+    kind = kind.served_by(backend)
     name = name or name_of(source)
     target = repository / name
     if target.exists():
@@ -84,7 +85,7 @@ def _copy(source: Path, file: Path, kind: formats.Kind, version: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, version)
         (version / file.relative_to(source)).rename(version / kind.name)
-        if kind.backend == "openvino" and (version / f"{file.stem}.bin").exists():
+        if file.suffix == ".xml" and (version / f"{file.stem}.bin").exists():
             (version / f"{file.stem}.bin").rename(version / "model.bin")
         return
     version.mkdir(parents=True)
@@ -93,7 +94,7 @@ def _copy(source: Path, file: Path, kind: formats.Kind, version: Path) -> None:
         if not beside.is_file():
             raise InvalidArgument(f"{file} needs {beside}, which is not there")
         place = version / beside.relative_to(file.parent)
-        if beside.stem == file.stem and kind.backend == "openvino":
+        if file.suffix == ".xml":
             place = version / f"{Path(kind.name).stem}{beside.suffix}"  # weights have the network's name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(beside, place)

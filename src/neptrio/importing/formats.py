@@ -8,7 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neptrio.backends import elsewhere
@@ -33,6 +33,16 @@ class Kind:
     name: str  # its name in a version's folder
     words: str  # what to call it
     beside: tuple[Path, ...] = field(default=())  # files that belong to it
+    others: tuple[str, ...] = ()  # backends that serve it as well
+
+    def served_by(self, backend: str) -> Kind:
+        """The same for another backend. Raises InvalidArgument when that does not serve it."""
+        if backend in ("", self.backend):
+            return self
+        if backend not in self.others:
+            known = " or ".join((self.backend, *self.others))
+            raise InvalidArgument(f"{self.words} is served by {known}, not by '{backend}'")
+        return replace(self, backend=backend)
 
 
 def recognise(path: Path) -> Kind:
@@ -53,7 +63,7 @@ def recognise(path: Path) -> Kind:
         if leading_out:
             raise InvalidArgument(f"{path} wants weights from '{leading_out[0]}', outside its folder")
         external = tuple(path.parent / name for name in names)
-        return Kind("onnxruntime", "model.onnx", "an ONNX model", external)
+        return Kind("onnxruntime", "model.onnx", "an ONNX model", external, ("openvino",))
     if suffix == ".py" and b"TritonPythonModel" in path.read_bytes():
         return Kind("python", "model.py", "a Python model")
     if suffix == ".xml" and b"<net" in head:

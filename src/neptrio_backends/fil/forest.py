@@ -72,10 +72,10 @@ class Forest:
         _check_call(
             _LIB.TreeliteGTILPredict(
                 self._model.handle,
-                ctypes.c_void_p(rows.ctypes.data),
+                ctypes.c_void_p(rows.__array_interface__["data"][0]),
                 self._type,
                 ctypes.c_uint64(len(rows)),
-                ctypes.c_void_p(found.ctypes.data),
+                ctypes.c_void_p(found.__array_interface__["data"][0]),
                 config.handle,
             )
         )

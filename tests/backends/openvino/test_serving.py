@@ -68,7 +68,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "onnx": text(),
         "single": text(8, "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: 4 }"),
         "fixed": text(4, SKIP_OV_DYNAMIC_BATCHSIZE="YES"),
-        "padded": text(4, SKIP_OV_DYNAMIC_BATCHSIZE="YES", ENABLE_BATCH_PADDING="YES"),
+        # as Triton's tools for choosing a configuration write it
+        "padded": text(
+            4, X % ("x", "FP32") + Y,
+            RESHAPE_IO_LAYERS="YES", SKIP_OV_DYNAMIC_BATCHSIZE="YES", ENABLE_BATCH_PADDING="YES",
+        ),
         "tuned": text(4, NUM_STREAMS="1", INFERENCE_NUM_THREADS="1", CPU_BIND_THREAD="NO", PERFORMANCE_HINT="THROUGHPUT"),
         "reshaped": text(
             0,
@@ -153,6 +157,10 @@ def test_a_network_is_imported_with_its_weights(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     doubling(tmp_path / "folder/other.xml")
     repository = tmp_path / "models"
+    (tmp_path / "sums.onnx").write_bytes(onnx_models.add_sub())
+    asked = [str(tmp_path / "sums.onnx"), "--backend", "openvino", "--repository", str(repository)]
+    assert commands.run("import", asked) == 0
+    assert 'backend: "openvino"' in (repository / "sums/config.pbtxt").read_text()
     for source in (tmp_path / "net.xml", tmp_path / "folder"):
         assert commands.run("import", [str(source), "--repository", str(repository)]) == 0
         names = sorted(path.name for path in (repository / source.stem / "1").iterdir())

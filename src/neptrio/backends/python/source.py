@@ -14,6 +14,8 @@ Rules:
  4. `import helper`, `from helper import x`, `from . import helper` and packages beside the file
     work, also inside functions. importlib.import_module("helper") does not see them;
     importlib.import_module(".helper", __package__) does.
+ 5. Files are looked for once: what was not beside the file when it was first imported is not looked for again. A model may
+    import in execute(), and libraries written in C import on its behalf, each time they are called.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class ModelSource:
         self.path = path
         self.folders = examine.folders(path)
         self.package = f"neptrio_model_{next(_numbers)}_{''.join(c if c.isalnum() else '_' for c in name)}"
+        self._elsewhere: set[str] = set()  # top-level modules that are not beside the file
         self.builtins = dict(builtins.__dict__, __import__=self._import)
 
     def load(self) -> types.ModuleType:
@@ -92,6 +95,8 @@ class ModelSource:
 
     def _find(self, name: str) -> types.ModuleType | None:
         """Loads the module `name` (with dots for packages) beside the model file; None if there is none."""
+        if name in self._elsewhere:
+            return None
         fullname = f"{self.package}.{name}"
         module = sys.modules.get(fullname)
         if module is not None:
@@ -106,6 +111,8 @@ class ModelSource:
                 found = self._load(fullname, place.with_suffix(".py"), None)
                 break
         else:
+            if not parent:
+                self._elsewhere.add(name)
             return None
         holder = sys.modules.get(f"{self.package}.{parent}" if parent else self.package)
         if holder is not None:
