@@ -46,7 +46,6 @@ def made(source: str) -> str:
         f"    #define RING_TOP (1ULL << {bit})",
         '    """',
         '    const unsigned long long OWN "RING_TOP"     # in Entry.offset: it is a segment\'s number',
-        '    const unsigned long long KEEP "RING_TOP"    # in Entry.length: the sender waits for RETURN',
     ]
     return "\n".join(lines) + "\n"
 

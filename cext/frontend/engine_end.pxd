@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
-from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.channel cimport FrontChannel
 from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder, Tensor
 
 cdef class Open:
@@ -17,7 +17,7 @@ cdef class Open:
     cdef list given                  # [Tensor] as the message had them, if that lies in the front end's memory; else None
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
 
-cdef class EngineEnd(Channel):
+cdef class EngineEnd(FrontChannel):
     cdef Admission admission
     cdef object services
     cdef object host

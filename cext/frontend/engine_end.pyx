@@ -1,7 +1,7 @@
 """The engine's end: makes requests of a front end's messages, passes them to admission, and sends the answers back.
 
 Rules:
- 1. A request's inputs are views of the front end's memory (or copies of small ones: channel, rule 3). It is admitted
+ 1. A request's inputs are views of the front end's memory (or copies of small ones: cext/rings/channel, rule 3). It is admitted
     like any other; what admission refuses is answered with that error.
  2. A request is in `open` until its final response was sent. gone() cancels all that are there: the front end has ended.
  3. Outputs are chosen, classified and put into shared memory here, where the model and the regions are known; by a
@@ -17,7 +17,7 @@ Rules:
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.channel cimport FrontChannel
 from neptrio.frontend.kinds cimport *
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
@@ -107,12 +107,12 @@ class Stream:
             scheduler.disconnected(sequence)
 
 
-cdef class EngineEnd(Channel):
+cdef class EngineEnd(FrontChannel):
     """See the module's text. `host` has select_later(end, open, request, response, final), which calls selected()."""
 
     def __init__(self, segment, layout, bell, late, services, host):
         # type: (Segment, Layout, Callable[[], None], Callable[[], None], ..., ...) -> None
-        Channel.__init__(self, segment, layout, True, bell, late)
+        FrontChannel.__init__(self, segment, layout, True, bell, late)
         self.services = services
         self.admission = services.admission
         self.host = host
@@ -127,7 +127,7 @@ cdef class EngineEnd(Channel):
 
     def violated(self, why):
         # type: (str) -> None
-        """Has the front end's process ended (rule 9 of channel); gone() follows."""
+        """Has the front end's process ended (rule 6 of cext/rings/channel); gone() follows."""
         if self.host is not None:
             self.host.violated(why)
 

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
-from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.channel cimport FrontChannel
 from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore, Tensor
 from neptrio.rings.body_area cimport BodyArea
 
@@ -13,7 +13,7 @@ cdef class Sent:
     cdef bint one_response
     cdef list bodies                 # [Tensor] that it named where they were received; None: none
 
-cdef class FrontEnd(Channel):
+cdef class FrontEnd(FrontChannel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest  # type: dict[int, InferRequest]

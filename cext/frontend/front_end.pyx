@@ -16,7 +16,7 @@ Rules:
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
-from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.channel cimport FrontChannel
 from neptrio.frontend.kinds cimport *
 from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_sampler cimport Sampler
@@ -35,6 +35,7 @@ from neptrio.request.infer_request cimport (
     now_ns,
 )
 from neptrio.rings.body_area cimport BodyArea
+from neptrio.rings.channel cimport ALIGNED
 from neptrio.rings.message cimport pack_head
 from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
@@ -123,12 +124,12 @@ cdef class Sent:
     """See front_end.pxd."""
 
 
-cdef class FrontEnd(Channel):
+cdef class FrontEnd(FrontChannel):
     """See the module's text."""
 
     def __init__(self, segment, layout, bell, late):
         # type: (Segment, Layout, Callable[[], None], Callable[[], None]) -> None
-        Channel.__init__(self, segment, layout, False, bell, late)
+        FrontChannel.__init__(self, segment, layout, False, bell, late)
         self.received_into = BodyArea(segment, layout.bodies, layout.area)
         self.open = {}
         self.failed_ones = set()
@@ -253,13 +254,13 @@ cdef class FrontEnd(Channel):
 
     def stream_ended(self, uint64_t number):
         """A stream on which sequences may have begun has ended."""
-        self.post(STREAM_END, number, 0, 0)
+        self.post(self.out, STREAM_END, number, 0)
 
     def cancelled(self, InferRequest request not None):
         """A request's client is gone."""
         cdef Sent sent = <Sent>request.scheduler_data
         if sent is not None and sent.id in self.open:
-            self.post(CANCEL, sent.id, 0, 0)
+            self.post(self.out, CANCEL, sent.id, 0)
 
     cdef int take(self, Entry* entry) except -1:
         cdef InferRequest request
@@ -328,7 +329,7 @@ cdef class FrontEnd(Channel):
             self.answered += 1
             if not self.is_last:
                 self.failed_ones.add(entry.id)
-                self.post(CANCEL, entry.id, 0, 0)
+                self.post(self.out, CANCEL, entry.id, 0)
         request.state = DONE
         try:
             request.responder.respond(request, InferResponse(None, Internal(f"internal error: {type_name(error)}")), True)
@@ -347,7 +348,7 @@ cdef class FrontEnd(Channel):
     def room(self, uint64_t id, uint64_t size):
         """The client of a request has room for so many bytes more."""
         if id in self.open:
-            self.post(ROOM, id, 0, size)
+            self.post(self.out, ROOM, id, size)
 
     cdef tuple pairs(self):
         text = read_text(&self.reader)
@@ -369,7 +370,7 @@ cdef class FrontEnd(Channel):
     def statistics(self) -> dict:
         # type: () -> dict[str, int]
         """What is held, in addition the bytes of bodies that somebody uses."""
-        return {**Channel.statistics(self), "bodies": self.received_into.used}
+        return {**FrontChannel.statistics(self), "bodies": self.received_into.used}
 
     @property
     def under_way(self) -> int:

@@ -11,7 +11,7 @@
 #   tensor     text name, u32 datatype, u32 dimensions, u64 each, u32 place,
 #              HERE: u64 offset from where the message's tensors begin, u64 bytes;
 #              REGION: text region, u64 offset, u64 bytes;
-#              RECEIVED: u64 offset of the shared memory, u64 bytes; only in a message that is longer than KEEP_ABOVE,
+#              RECEIVED: u64 offset of the shared memory, u64 bytes; only in a message that is lent (cext/rings/line),
 #              whose RETURN gives those bytes back, too;
 #              PASSED: as RECEIVED, in a response: bytes of an input of the same request, which the front end holds
 #   response   u32 flags (Flag), text model, text version, text id, text parameters as JSON,
@@ -25,8 +25,7 @@ cdef enum Kind:
     STREAM_END = 4       # id: the stream's
     # to the front end
     RESPONSE = 16        # id: the request's
-    # both ways
-    RETURN = 24          # offset: of a message that nobody looks at any more
+    # both ways: RETURN of cext/rings/kinds
 
 cdef enum Flag:
     START = 1
@@ -58,5 +57,3 @@ cdef enum Place:
 
 cdef enum:
     MOST_OPEN = 1048576  # requests of one front end that are not answered
-    ALIGNED = 16         # a tensor that does not lie at a multiple of this is copied, and not looked at where it lies
-    KEEP_ABOVE = 16384   # bytes: a longer message is looked at where it lies, until RETURN; others are copied at once

@@ -32,15 +32,19 @@ EXPORTED int plain_push(ring_t *ring, const entry_t *entry) {
     return 1;
 }
 
-/* 1 and the next entry, which is done with; 0 when there is none; -1 when the producer's index cannot be */
-EXPORTED int plain_take(ring_t *ring, entry_t *entry) {
+/* 1 and the next entry; 0 when there is none; -1 when the producer's index cannot be */
+EXPORTED int plain_peek(ring_t *ring, entry_t *entry) {
     uint64_t waiting = SHARED_LOAD64(ring->base) - ring->own;
     if (waiting == 0) return 0;
     if (waiting > ring->entries) return -1;
     memcpy(entry, ring->base + RING_HEAD + (ring->own & (ring->entries - 1)) * ENTRY, ENTRY);
+    return 1;
+}
+
+/* the entry that was peeked at is done with */
+EXPORTED void plain_advance(ring_t *ring) {
     ring->own += 1;
     SHARED_STORE64(ring->base + LINE, ring->own);
-    return 1;
 }
 
 /* whether something waits */

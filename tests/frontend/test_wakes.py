@@ -10,7 +10,7 @@ import pytest
 
 from neptrio.frontend.front import WAKES_AT_ONCE, Front
 
-MOST_OF_ONE_DRAIN = 16  # SLEEPS_AT_ONCE of cext/frontend/channel.pyx
+MOST_OF_ONE_DRAIN = 16  # SLEEPS_AT_ONCE of cext/rings/channel.pyx
 
 
 @pytest.mark.parametrize("each", [1, 3, MOST_OF_ONE_DRAIN])

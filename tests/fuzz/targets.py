@@ -393,6 +393,7 @@ def rings(data: bytes) -> None:
     import struct
 
     from tests.support.rings import Pair
+    from triton_python_backend_utils._process.kinds import KEEP_ABOVE
 
     if len(data) < 2:
         return
@@ -402,10 +403,10 @@ def rings(data: bytes) -> None:
     try:
         size = min(len(body), data[1] * 8)
         pair.shared.write(pair.layout.outputs, body[: 1 << 16])
-        kind = 16 + data[0] % 8
-        keep = 1 << 63 if data[0] & 64 else 0
+        kind = 16 + data[0] % 9  # RETURN is the last
+        more = KEEP_ABOVE if data[0] & 64 else 0  # so it is lent
         number = 1 if kind == 16 else 1 << 20
-        entry = struct.pack("<IIQQQ", kind, size, number, pair.layout.outputs, len(body) | keep)
+        entry = struct.pack("<IIQQQ", kind, size, number, pair.layout.outputs, len(body) + more)
         pair.shared.write(pair.layout.done + 256, entry)
         pair.shared.write(pair.layout.done, struct.pack("<Q", 1))
         pair.server.drain()

@@ -30,53 +30,52 @@ LINE, RING_HEAD, ENTRY = 64, 256, 32
 MOST_STATES = 5000
 WORK, CONTROL = "work", "control"
 AWAKE, NOTHING, SAID, ASLEEP = "awake", "found nothing", "said that it sleeps", "asleep"
+CONTROL_KINDS = {kinds.RETURN: "return", kinds.ACKNOWLEDGE: "acknowledge"}
 EVENTS = ("end", "return", "acknowledge", "timer", "main", "second", "wait")
 REQUEST = 1 << 20
 
 # what is wrong -> lines of the server's end and what they become
-WAKES_WHEN_PUSHED = """                if entry.kind != RETURN:
-                    self.wake(work_ring)
-                return 0
-"""
 MISTAKES = {
-    "a push wakes nobody": ((WAKES_WHEN_PUSHED, "                return 0\n"),),
+    "a push wakes nobody": (("if (done == 0 or entry.kind != RETURN) and", "if done == 0 and"),),
     "a full ring wakes nobody": (
-        ("        else:\n            self.wake(work_ring)\n        return done\n", "        return done\n"),
+        ("if (done == 0 or entry.kind != RETURN) and", "if done and entry.kind != RETURN and"),
     ),
-    "what was in line wakes nobody": (
-        ("            if parcel.entry.kind != RETURN:\n                self.wake(work_ring)\n", ""),
+    "a ring full of returns wakes nobody": (
+        ("if not done and ring_must_wake", "if False and ring_must_wake"),
     ),
-    "who sleeps is marked and not woken": (("            ring_wake(ring)\n", ""),),
-    "the other ring's sleeper is woken": (
+    "who sleeps is marked and not woken": (("        ring_wake(&line.ring)\n", ""),),
+    "the other ring's sleeper is woken": (("ring_wake(&line.ring)", "ring_wake(&self.work.ring)"),),
+    "what waits for one ring holds up the other": (
         (
-            "ring = &self.work if work_ring else &self.control\n        if ring_must",
-            "ring = &self.control if work_ring else &self.work\n        if ring_must",
-        ),
-    ),
-    "one line for both rings": (
-        ("line = self.work_line if work_ring else self.control_line", "line = self.work_line"),
-        ("        parcel.entry = entry[0]\n", "        parcel.entry, parcel.ring = entry[0], work_ring\n"),
-        ("self.push_now(work_ring, &parcel.entry)", "self.push_now(parcel.ring, &parcel.entry)"),
-        (
-            "                self.wake(work_ring)\n        return 0\n",
-            "                self.wake(parcel.ring)\n        return 0\n",
+            "if self.flush(line):\n                    more = True",
+            "if self.flush(line):\n                    return True",
         ),
     ),
     "taken from the line before it is pushed": (
-        ("            parcel = line[0]\n", "            parcel = line.popleft()\n"),
-        ("            line.popleft()\n", ""),
+        ("queued = line.waiting[0]\n", "queued = line.waiting.popleft()\n"),
+        ("            line.waiting.popleft()\n", ""),
     ),
-    "pushed and left in the line": (("            line.popleft()\n", "            return 0\n"),),
+    "pushed and left in the line": (("            line.waiting.popleft()\n", "            return False\n"),),
     "pushed past the line": (
-        ("        if not line:\n            done", "        if True:\n            done"),
+        ("        if line.waiting:\n            line.wait(entry, None, None)\n        elif", "        if"),
     ),
-    "nobody looks again behind a push": (
-        ("            self.host.lag()  # a process that sleeps afterwards says nothing\n", ""),
-    ),
+    "nobody looks again behind a push": (("            line.late()\n        return 0", "        return 0"),),
     "nobody looks again behind a flush": (
-        ("            if not done:\n                self.host.lag()\n", "            if not done:\n"),
+        (
+            "try_push(line, &queued.entry):\n                return True",
+            "try_push(line, &queued.entry):\n                return False",
+        ),
     ),
-    "one line is not flushed": (("        self.flush_line(False)\n", ""),),
+    "nobody looks again behind a return": (
+        ("            if self.late_return is not None:\n                self.late_return()\n", ""),
+    ),
+    "a return that finds no room is lost": (("                self.returns.appendleft(offset)\n", ""),),
+    "one line is not flushed": (
+        (
+            "for line in self.lines:\n            if not (",
+            "for line in self.lines[:1]:\n            if not (",
+        ),
+    ),
     "an entry too many": (("if used >= ring.entries:", "if used > ring.entries:"),),
     "the mark of who sleeps stays": (
         (
@@ -98,10 +97,15 @@ class Run:
         self.server = make(self.pair)
         self.looks_again = looks_again
         self.sent: dict[str, list[str]] = {WORK: [], CONTROL: []}
+        self.pushed: dict[str, list[str]] = {
+            WORK: [],
+            CONTROL: [],
+        }  # in another order: a return passes by what waits
         self.ends = self.heard = 0  # how many were taken
         self.state = {WORK: AWAKE, CONTROL: AWAKE}
         self.waits = False  # the main thread, for an acknowledgement
-        self.lags = 0
+        self.looked = 0  # how often the end had asked for the timer, when it last fired
+        self.looks = False  # and whether it asked then to be called again
 
     def word(self, ring: str, line: int, size: int = 8) -> int:
         at = getattr(self.pair.layout, ring) + line * LINE
@@ -112,8 +116,22 @@ class Run:
         self.pair.shared.write(at, value.to_bytes(4, "little"))
 
     def left(self, ring: str) -> list[str]:
-        """What was sent on a ring and not taken from it, in order."""
-        return self.sent[ring][self.word(ring, 1) :]
+        """What was sent on a ring and not taken from it."""
+        found = self.pushed[ring][self.word(ring, 1) :]
+        for event in ("end", "return", "acknowledge"):
+            found += [event] * (self.sent[ring].count(event) - self.pushed[ring].count(event))
+        return found
+
+    def note(self) -> None:
+        """Notes what was pushed since."""
+        for ring, names in ((WORK, {kinds.SEQUENCE_END: "end"}), (CONTROL, CONTROL_KINDS)):
+            for number in range(len(self.pushed[ring]), self.word(ring, 0)):
+                at = getattr(self.pair.layout, ring) + RING_HEAD + number % ENTRIES * ENTRY
+                self.pushed[ring].append(names[int.from_bytes(self.pair.shared.read(at, 4), "little")])
+
+    @property
+    def timer_is_set(self) -> bool:
+        return self.looks or self.pair.lags > self.looked
 
     def lying(self, ring: str) -> list[tuple[int, int]]:
         """What lies in a ring: the kind, and how far behind the last that was taken it was sent."""
@@ -135,13 +153,18 @@ class Run:
             *(tuple(self.lying(ring)) for ring in (WORK, CONTROL)),
             *(self.word(ring, 2, 4) for ring in (WORK, CONTROL)),
             *self.state.values(),
-            self.sent[CONTROL][: self.word(CONTROL, 1)].count("acknowledge") - self.heard,
+            self.pushed[CONTROL][: self.word(CONTROL, 1)].count("acknowledge") - self.heard,
             self.waits,
-            self.pair.lags > self.lags,
+            self.timer_is_set,
         )
 
     def apply(self, event: str) -> bool:
         """Whether the event can happen."""
+        happened = self.happens(event)
+        self.note()
+        return happened
+
+    def happens(self, event: str) -> bool:
         server = self.server
         if event == "end":
             if len(self.left(WORK)) == MOST:
@@ -157,10 +180,10 @@ class Run:
             else:
                 server.acknowledge(REQUEST, len(self.sent[CONTROL]))
         elif event == "timer":
-            if self.pair.lags == self.lags:
+            if not self.timer_is_set:
                 return False
-            self.lags = self.pair.lags
-            server.flush()
+            self.looked = self.pair.lags
+            self.looks = server.look()
         elif event == "wait":
             if self.waits or self.state[WORK] != AWAKE:
                 return False

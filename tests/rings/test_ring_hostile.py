@@ -22,6 +22,7 @@ import triton_python_backend_utils as utils
 from neptrio.request.numpy_tensor import to_numpy
 from neptrio.rings.message import Violation
 from tests.support.rings import Pair
+from triton_python_backend_utils._process import kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 10
@@ -79,7 +80,7 @@ def scribble(pair: Pair, chance: random.Random) -> None:
         size = chance.randrange(1, 2000)
         pair.shared.write(chance.randrange(layout.size - size), chance.randbytes(size))
     elif how == 4:  # a descriptor of its own making
-        kind = chance.choice([16, 17, 18, 19, 20, 21, 22, 0, 2**32 - 1])
+        kind = chance.choice([16, 17, 18, 19, 20, 21, 24, 0, 2**32 - 1])
         entry = struct.pack(
             "<IIQQQ",
             kind,
@@ -137,6 +138,18 @@ def scribbling(seed: int, rounds: int) -> None:
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before  # each pair had its memory and its bell
     assert believed > rounds // 10 and refused > rounds // 10
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 12, 1 << 63 | 1, 2**64 - 1])
+def test_a_return_of_what_was_not_lent(offset: int) -> None:
+    pair = Pair(1 << 18)
+    batch = pair.begin(pair.request(IN=ARRAY))
+    pair.shared.write(pair.layout.done + 256, struct.pack("<IIQQQ", kinds.RETURN, 0, 0, offset, 0))
+    pair.shared.write(pair.layout.done, struct.pack("<Q", 1))
+    assert not pair.server.drain()
+    assert pair.violations == [f"a message at {offset} is returned that was not lent"]
+    assert pair.server.end() == ([batch], [])
+    pair.close()
 
 
 def text(value: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """The server's half of the rings in Python, made from the text of the compiled one, so that a test can change a line of it.
 
-It is what cext/backends/python/ring_sender.pyx and cext/rings/ring.pyx say, without their types: how descriptors are pushed,
+It is what cext/rings and cext/backends/python/ring_sender.pyx say, without their types: how descriptors are pushed,
 wait in line, and wake who sleeps. Messages are written here by hand.
 """
 
@@ -17,14 +17,17 @@ from typing import Any
 from tests.support.rings import Pair
 
 ROOT = Path(__file__).resolve().parents[2] / "cext"
-SENDER = (ROOT / "backends/python/ring_sender.pyx").read_text()
-RING = (ROOT / "rings/ring.pyx").read_text()
 KINDS = {
     name: int(number)
     for name, number in re.findall(r"^    ([A-Z_]+) = (\d+)", (ROOT / "rings/kinds.pxd").read_text(), re.M)
 }
-METHODS = ("push", "push_now", "wake", "post", "flush", "flush_line")
-FUNCTIONS = ("ring_push", "ring_must_wake", "ring_wake")
+# file -> what is made of it
+METHODS = {
+    "rings/ring.pyx": ("ring_push", "ring_must_wake", "ring_wake"),
+    "rings/line.pyx": ("push", "give_back", "push_returns", "wait"),
+    "rings/channel.pyx": ("push", "try_push", "post", "flush", "look"),
+    "backends/python/ring_sender.pyx": ("wake",),
+}
 LINE, RING_HEAD, ENTRY = 64, 256, 32
 SLOT = 64  # bytes of a message
 
@@ -36,7 +39,7 @@ def _cut(text: str, name: str) -> str:
     )
     indent, parameters, body = found
     names = [re.findall(r"\w+", one)[-1] for one in parameters.split(",")]
-    body = re.sub(r"^ *cdef (Parcel|Under) \w+\n", "", body, flags=re.M)
+    body = re.sub(r"^ *cdef (Queued|Line|Small\*|int|bint) \w+\n", "", body, flags=re.M)
     body = re.sub(r"^( *)cdef Entry (\w+)\n", r"\1\2 = Entry()\n", body, flags=re.M)
     body = re.sub(r"^( *)cdef [\w*]+ (\w+ = )", r"\1\2", body, flags=re.M)
     body = re.sub(r"&(?=[a-z])", "", body)
@@ -46,13 +49,17 @@ def _cut(text: str, name: str) -> str:
 
 
 @functools.cache
-def _code(changes: tuple[tuple[str, str], ...]) -> CodeType:
-    sender, ring = SENDER, RING
+def _code(file: str, changes: tuple[tuple[str, str], ...]) -> CodeType:
+    text = (ROOT / file).read_text()
     for old, new in changes:
-        assert old in sender or old in ring, f"there is no {old!r} to be changed"
-        sender, ring = sender.replace(old, new), ring.replace(old, new)
-    parts = [_cut(ring, name) for name in FUNCTIONS] + [_cut(sender, name) for name in METHODS]
-    return compile("".join(parts), "ring_sender.pyx", "exec")
+        text = text.replace(old, new)
+    return compile("".join(_cut(text, name) for name in METHODS[file]), file, "exec")
+
+
+def _check(changes: tuple[tuple[str, str], ...]) -> None:
+    texts = "".join((ROOT / file).read_text() for file in METHODS)
+    for old, _ in changes:
+        assert old in texts, f"there is no {old!r} to be changed"
 
 
 class Entry:
@@ -78,14 +85,28 @@ class End:
         self.own = 0
 
 
-class Parcel:
+class Queued:
     """A descriptor that waits in line."""
+
+
+class TextLine:
+    """What a Line does. Its messages are the test's business."""
+
+    small_count = sent = 0
+
+    def __init__(self, base: int, entries: int, late: Any) -> None:
+        self.ring = End(base, entries)
+        self.closed = False
+        self.waiting: deque[Any] = deque()
+        self.returns: deque[int] = deque()
+        self.late = self.late_return = late
 
 
 class TextEnd:
     """What a RingSender does, with some of its text replaced. `woken`: where shared_wake() was called."""
 
     def __init__(self, pair: Pair, changes: tuple[tuple[str, str], ...] = ()) -> None:
+        _check(changes)
         self._shared = pair.shared
         self._messages = pair.layout.inputs
         self.woken: set[int] = set()
@@ -95,7 +116,8 @@ class TextEnd:
             "RING_HEAD": RING_HEAD,
             "ENTRY": ENTRY,
             "Entry": Entry,
-            "Parcel": Parcel,
+            "Queued": Queued,
+            "is_lent": lambda entry: True,
             "SHARED_FENCE": lambda: None,
             "SHARED_LOAD64": lambda at: self._load(at, 8),
             "SHARED_LOAD32": lambda at: self._load(at, 4),
@@ -104,16 +126,18 @@ class TextEnd:
             "memcpy": lambda at, entry, size: self._shared.write(at, entry.packed()),
             "shared_wake": self.woken.add,
         }
-        exec(_code(changes), space)
-        for name in METHODS:
-            setattr(self, name, space[name].__get__(self))
+        layout = pair.layout
+        self.work = TextLine(layout.work, layout.work_entries, pair.lag)
+        self.control = self.out = TextLine(layout.control, layout.control_entries, pair.lag)
+        self.lines = [self.work, self.control]
+        for file, names in METHODS.items():
+            exec(_code(file, changes), space)
+            for end in self.lines if file == "rings/line.pyx" else [self] if "ring.pyx" not in file else []:
+                for name in names:
+                    setattr(end, name, space[name].__get__(end))
         self.host = pair
-        self.closed = False
+        self.closed = self.given_up = False
         self.wakes = 0
-        self.work = End(pair.layout.work, pair.layout.work_entries)
-        self.control = End(pair.layout.control, pair.layout.control_entries)
-        self.work_line: deque[Any] = deque()
-        self.control_line: deque[Any] = deque()
 
     def _load(self, at: int, size: int) -> int:
         return int.from_bytes(self._shared.read(at, size), "little")
@@ -123,15 +147,15 @@ class TextEnd:
         self._shared.write(at, value.to_bytes(4, "little"))
         return before
 
-    def pushed(self, entry: Entry) -> None:
+    def pushed(self, line: TextLine, entry: Entry) -> None:
         """Batches alone are noted."""
 
-    def broken(self, text: str) -> None:
+    def give_up(self, text: str) -> None:
         self.host.violated(text)
 
     @property
     def waiting(self) -> int:
-        return len(self.work_line) + len(self.control_line)
+        return sum(len(line.waiting) for line in self.lines)
 
     def sequence_ended(self, sequence_id: int, reason: str) -> None:
         message = struct.pack("<IQI", 0, sequence_id, len(reason)) + reason.encode()
@@ -145,10 +169,10 @@ class TextEnd:
             at,
             len(message),
         )
-        self.push(True, entry)  # type: ignore[attr-defined]
+        self.push(self.work, entry)  # type: ignore[attr-defined]
 
     def return_memory(self, offset: int) -> None:
-        self.post(False, KINDS["RETURN"], 0, offset, 0)  # type: ignore[attr-defined]
+        self.control.give_back(offset)  # type: ignore[attr-defined]
 
     def acknowledge(self, id: int, size: int) -> None:
-        self.post(False, KINDS["ACKNOWLEDGE"], id, 0, size)  # type: ignore[attr-defined]
+        self.post(self.control, KINDS["ACKNOWLEDGE"], id, size)  # type: ignore[attr-defined]

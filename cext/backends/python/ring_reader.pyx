@@ -2,18 +2,16 @@
 
 Rules:
  1. Lengths, offsets, counts, datatypes and shapes are compared with what they may be (cext/rings/message).
- 2. A tensor of more than KEEP_ABOVE bytes is looked at where it lies, so its elements may change under
-    the reader's eyes. Elements of numbers may; strings, which have a structure, are always copied.
+ 2. Where a tensor of a message that is lent is looked at, and what is copied: cext/rings/channel, rule 3.
  3. An input that is returned as an output lies in the memory of the batch that is answered, and nowhere else.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from neptrio.request.infer_request cimport DT_BYTES, InferResponse, Tensor, element_size
+from neptrio.rings.channel cimport Channel
 from neptrio.rings.kinds cimport *
-from neptrio.rings.message cimport MessageReader
 from neptrio.rings.packet cimport Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
@@ -23,18 +21,8 @@ from neptrio.foreign import valid
 from neptrio.rings.message import Violation
 
 
-cdef class AnswerReader(MessageReader):
+cdef class AnswerReader(Channel):
     """Reads messages of one process, one after the other."""
-
-    def __init__(self, Segment segment not None, uint64_t outputs, uint64_t outputs_end):
-        self.segment = segment
-        self.outputs = outputs
-        self.outputs_end = outputs_end
-
-    cdef int forget(self) except -1:
-        """Lets go of what the message referred to."""
-        self.owner = self.block = self.bodies = None
-        return 0
 
     cdef InferResponse response(self, uint32_t how):
         cdef InferResponse made = InferResponse.__new__(InferResponse)
@@ -83,27 +71,25 @@ cdef class AnswerReader(MessageReader):
             owner = self.given(offset, nbytes)
             data = self.segment.base + offset
         elif place == LENT:
-            if offset < self.outputs or nbytes > self.outputs_end - self.outputs or (
-                    offset - self.outputs > self.outputs_end - self.outputs - nbytes):
+            if offset < self.other or nbytes > self.other_end - self.other or (
+                    offset - self.other > self.other_end - self.other - nbytes):
                 raise Violation("a tensor outside of the process's memory")
             data = self.segment.base + offset
         else:
             raise Violation(f"a tensor at place {place}")
+        if place != HERE and self.private:
+            raise Violation("a tensor elsewhere, named by a message that is not lent")
+        self.place(made, data, nbytes)
         if place == HERE:
-            self.copied += nbytes
+            self.copied_bytes += nbytes
         else:
-            self.in_place += nbytes
-        if made.dtype == DT_BYTES or nbytes <= KEEP_ABOVE or owner is None:
-            owner = PyBytes_FromStringAndSize(data, nbytes)
-            self.copied += nbytes
+            self.in_place_bytes += nbytes
+        if made.ptr != data or self.private:
+            self.copied_bytes += nbytes
+        elif place == GIVEN:
             made.owner = owner
-            made.ptr = PyBytes_AS_STRING(owner)
-            if made.dtype == DT_BYTES:
-                check_strings(made.ptr, nbytes, elements)
-        else:
-            made.owner = owner
-            made.ptr = data
-        made.nbytes = nbytes
+        if made.dtype == DT_BYTES:
+            check_strings(made.ptr, nbytes, elements)
         return made
 
     cdef object given(self, uint64_t offset, uint64_t nbytes):

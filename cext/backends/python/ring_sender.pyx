@@ -3,29 +3,26 @@
 Rules:
  1. Everything here runs on the trio thread. The one exception is a Parcel's copy, which an instance
     thread does without the GIL.
- 2. What does not fit into its ring waits in that ring's own line, in order; a message whose bytes are still being copied
-    keeps its place there. What waits for one ring never waits for the other: the process may take nothing of the one
-    until it has heard something on the other.
+ 2. A message whose bytes are still being copied keeps its place in its ring's line.
  3. Blocks of the process's inputs live as long as the process looks at them and as long as a response
     of ours does (a model that returns its input).
- 4. A ring that is full wakes its consumer, whatever lies in it. A RETURN wakes nobody otherwise: it is taken with what
-    comes next.
+ 4. A message never waits for memory: what this side's area has no room for gets a segment of its own.
  5. A tensor that was received into the bodies' area (cext/rings/body_area) is not copied: the message says where
     it lies. The process has been able to change it since it came; that is its own request.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from neptrio.backends.python.ring_reader cimport AnswerReader
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport WorkItem
 from neptrio.request.infer_request cimport DT_BYTES, InferRequest, InferResponse, RequestedOutput, Tensor, element_size, now_ns
-from neptrio.rings.body_area cimport BodyArea
+from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.kinds cimport *
+from neptrio.rings.line cimport Line, Queued
 from neptrio.rings.message cimport pack_head
 from neptrio.rings.packet cimport Packer
-from neptrio.rings.ring cimport Entry, RingEnd, Segment, ring_bytes, ring_must_wake, ring_push, ring_wake
-from neptrio.rings.slab cimport Block, Slab, block_of
+from neptrio.rings.ring cimport Entry, Segment, ring_bytes, ring_wake
 
-from collections import deque
 import json
 
 from triton_python_backend_utils._process.reserved import sealed_memory
@@ -70,126 +67,59 @@ cdef class Parcel(WorkItem):
             packer.copy_offering(target)
 
     cpdef object deliver(self):
-        self.ready = True
-        self.packer = None
-        self.end.flush()
+        self.packer = self.queued.packer = None
+        if self.end.look():
+            self.end.host.lag()
 
 
-cdef class RingSender:
+cdef class RingSender(AnswerReader):
     """The server's half of what is said; ServerEnd (ring_server) is the whole end."""
 
     def __init__(self, Segment segment not None, layout, host):
-        self.segment = segment
-        self.work.base = segment.base + <size_t>layout.work
-        self.work.entries = layout.work_entries
-        self.control.base = segment.base + <size_t>layout.control
-        self.control.entries = layout.control_entries
-        self.slab = Slab(layout.inputs, layout.area)
-        self.bodies = BodyArea(segment, layout.bodies, layout.outputs - layout.bodies)
+        AnswerReader.__init__(
+            self, segment, layout.done, layout.done_entries, layout.inputs, layout.outputs, layout.area)
+        self.work = self.line(layout.work, layout.work_entries, host.lag, host.lag)
+        self.control = self.out = self.line(layout.control, layout.control_entries, host.lag, host.lag)
+        self.received_into = BodyArea(segment, layout.bodies, layout.outputs - layout.bodies)
         self.host = host
         self.packer = Packer()
         self.batches = {}
-        self.blocks = {}
-        self.work_line = deque()
-        self.control_line = deque()
 
-    cdef int push(self, bint work_ring, const Entry* entry) except -1:
-        """Pushes in order, or puts it in line. Wakes the process where it sleeps."""
-        cdef Parcel parcel
-        cdef object line = self.work_line if work_ring else self.control_line
-        if self.closed:
-            return 0
-        if not line:
-            done = self.push_now(work_ring, entry)
-            if done < 0:
-                return 0
-            if done:
-                if entry.kind != RETURN:
-                    self.wake(work_ring)
-                return 0
-            self.host.lag()  # a process that sleeps afterwards says nothing
-        parcel = Parcel()
-        parcel.end = self
-        parcel.entry = entry[0]
-        parcel.ready = True
-        line.append(parcel)
+    def violated(self, why):
+        # type: (str) -> None
+        """The process has written what no correct one writes."""
+        self.host.violated(why)
+
+    cdef int wake(self, Line line) except -1:
+        ring_wake(&line.ring)
         return 0
 
-    cdef int push_now(self, bint work_ring, const Entry* entry) except -2:
-        """Pushes: 1, or 0 when the ring is full, whose consumer is woken; -1 when the process broke it."""
-        cdef int done = ring_push(&self.work if work_ring else &self.control, entry)
-        if done > 0:
-            self.pushed(entry)
-        elif done < 0:
-            self.broken("its index of a ring cannot be")
-        else:
-            self.wake(work_ring)
-        return done
-
-    cdef int wake(self, bint work_ring) except -1:
-        """Wakes the consumer of a ring if it sleeps."""
-        cdef RingEnd* ring = &self.work if work_ring else &self.control
-        if ring_must_wake(ring):
-            self.wakes += 1
-            ring_wake(ring)
-        return 0
-
-    cdef int pushed(self, const Entry* entry) except -1:
+    cdef int pushed(self, Line line, const Entry* entry) except -1:
         """Notes where a batch's descriptor lies, and when it had been copied."""
         cdef Under under
         if entry.kind == BATCH:
             under = self.batches.get(entry.id)
             if under is not None:
-                under.place = self.work.own
+                under.place = line.ring.own
                 # for requests that are answered before the process has said when it had its inputs
                 under.batch.input_end = now_ns()
         return 0
 
-    cdef int post(self, bint work_ring, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:
-        cdef Entry entry
-        entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, offset, length
-        return self.push(work_ring, &entry)
-
-    def flush(self):
-        """Pushes what waits in line for each ring, as far as there is room."""
-        self.flush_line(True)
-        self.flush_line(False)
-
-    cdef int flush_line(self, bint work_ring) except -1:
-        cdef Parcel parcel
-        cdef object line = self.work_line if work_ring else self.control_line
-        while line and not self.closed:
-            parcel = line[0]
-            if not parcel.ready:
-                return 0
-            done = self.push_now(work_ring, &parcel.entry)
-            if done < 0:
-                return 0
-            if not done:
-                self.host.lag()
-                return 0
-            line.popleft()
-            if parcel.entry.kind != RETURN:
-                self.wake(work_ring)
-        return 0
-
-    @property
-    def waiting(self) -> int:
-        """Descriptors that wait in line for room in their ring, or for their bytes."""
-        return len(self.work_line) + len(self.control_line)
+    cdef bint placed(self, Line line, Queued queued) except -1:
+        return False  # a thread copies it still
 
     def body_memory(self, uint64_t size):
         """Writable memory into which a body to this process can be received; None when there is no room for it."""
-        return None if self.closed else self.bodies.take(size)
+        return None if self.closed or self.given_up else self.received_into.take(size)
 
     @property
     def body_bytes(self) -> int:
         """Bytes of what body_memory() has given and somebody uses."""
-        return self.bodies.used
+        return self.received_into.used
 
     def holds_body(self, Tensor tensor not None) -> bool:
         """The tensor lies in what body_memory() has given."""
-        return self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes)
+        return self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes)
 
     def received_here(self, Batch batch not None) -> bool:
         """A tensor of the batch lies in memory that the process could write to."""
@@ -197,53 +127,49 @@ cdef class RingSender:
         cdef Tensor tensor
         for request in batch.requests:
             for tensor in request.inputs:
-                if self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes):
+                if self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes):
                     return True
         return False
 
-    cdef int send(self, bint work_ring, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1:
+    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1:
         """Sends the packed message; what is large is copied by the thread behind `mailbox`."""
         cdef Entry entry
         cdef Parcel parcel
-        cdef Segment segment
-        cdef Block block
+        cdef Segment segment = self.segment
         cdef char* target
         cdef uint64_t total = packer.total()
+        cdef list bodies = None if under is None else under.bodies
         entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>packer.used, id, total
-        block = block_of(self.slab, total)
-        if block is not None:
-            entry.offset = block.offset
-            target = self.segment.base + block.offset
-            self.blocks[entry.offset] = block
-            if under is not None:
-                under.block = block
+        held = line.reserve(&entry, bodies)
+        if held is not None:
+            target = segment.base + entry.offset
+            if under is not None and held is not True:
+                under.block = (<BodyMemory>held).block
         else:
             self.number += 1
-            segment = Segment(sealed_memory("neptrio-message", total), total)
+            segment = Segment(sealed_memory("neptrio-message", entry.length), entry.length)
             entry.offset = OWN | self.number
             target = segment.base
-            self.blocks[entry.offset] = segment
+            self.lent[entry.offset] = segment, bodies
             self.host.send_segment(segment, self.number)
-        if under is not None and under.bodies is not None:
-            self.blocks[entry.offset] = (self.blocks[entry.offset], under.bodies)
         if total > COPY_ON_LOOP and mailbox is not None:
+            line.wait(&entry, packer, None)
             parcel = Parcel()
             parcel.end = self
-            parcel.entry = entry
+            parcel.queued = line.waiting[len(line.waiting) - 1]
             parcel.packer = packer
             parcel.target = target
             self.packer = Packer()
-            line = self.work_line if work_ring else self.control_line
-            line.append(parcel)
             try:
                 mailbox.submit(parcel)
             except BaseException:
-                line.remove(parcel)  # nobody would ever copy it, and what comes behind it waits
+                line.waiting.remove(parcel.queued)  # nobody would ever copy it, and what comes behind it waits
+                self.lent.pop(entry.offset, None)
                 raise
             return 0
         packer.copy(target)
         packer.reset()  # not only before the next message, which may come late: it holds the tensors
-        return self.push(work_ring, &entry)
+        return self.push(line, &entry)
 
     cdef int pack_request(self, Packer packer, InferRequest request, Under under) except -1:
         cdef Tensor tensor
@@ -286,15 +212,15 @@ cdef class RingSender:
             for name in state:
                 packer.text(name)
         for tensor in request.inputs:
-            if self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
+            if self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
                 pack_tensor(packer, tensor, tensor.ptr - self.segment.base)
-                self.in_place_out += tensor.nbytes
+                self.in_place_bytes += tensor.nbytes
                 if under.bodies is None:
                     under.bodies = []
                 under.bodies.append(tensor)
             else:
                 pack_tensor(packer, tensor, 0)
-                self.copied_out += tensor.nbytes
+                self.copied_bytes += tensor.nbytes
         return 0
 
     cdef bint fit(self, Tensor tensor) noexcept:
@@ -312,18 +238,18 @@ cdef class RingSender:
         else:
             packer.u64(sequence_id)
         packer.text(reason)
-        self.send(True, SEQUENCE_END, 0, packer, None, None)
+        self.send(self.work, SEQUENCE_END, 0, packer, None, None)
 
-    def look(self):
+    def look_at_socket(self):
         """Has the main thread look at what came over the socket."""
-        self.post(True, LOOK, 0, 0, 0)
+        self.post(self.work, LOOK, 0, 0)
 
     def respond(self, uint64_t key, InferResponse response, bint final, bint waits, dict numbers):
         # type: (..., InferResponse | None, ..., ..., ...) -> None
         """Sends a response of another model. `waits`: the process's main thread does nothing else."""
         cdef Packer packer = self.packer
         cdef Tensor tensor
-        if self.closed:
+        if self.closed or self.given_up:
             return
         packer.reset()
         packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
@@ -337,22 +263,12 @@ cdef class RingSender:
                 packer.u32(<uint32_t>len(response.outputs or ()))
                 for tensor in response.outputs or ():
                     pack_tensor(packer, tensor, 0)
-                    self.copied_out += tensor.nbytes
-        self.send(waits, ANSWER if waits else CALL_RESPONSE, key, packer, None, None)
-
-    cdef int give_back(self, uint64_t offset) except -1:
-        return self.post(False, RETURN, 0, offset, 0)
+                    self.copied_bytes += tensor.nbytes
+        self.send(self.work if waits else self.control, ANSWER if waits else CALL_RESPONSE, key, packer, None, None)
 
     def return_memory(self, uint64_t offset):
-        """give_back(), for tests."""
-        self.give_back(offset)
-
-    cdef int broken(self, str text) except -1:
-        """The process has written what no correct one writes."""
-        if not self.closed:
-            self.closed = True
-            self.host.violated(text)
-        return 0
+        """Returns a message's memory, for tests."""
+        self.control.give_back(offset)
 
 
 cdef int pack_tensor(Packer packer, Tensor tensor, uint64_t placed) except -1:

@@ -5,16 +5,15 @@ it takes what the process pushed, checks it, and answers. No thread stands betwe
 costs two copies of a few hundred bytes and, where the other side sleeps, one system call each way.
 
 Rules:
- 1. Everything here runs on the trio thread. The one exception is the last reference to a Lease, which may go anywhere.
- 2. What the process wrote is believed in nothing (ring_reader, cext/rings/message). A message that cannot be is a
-    Violation: the process is killed, and its requests fail as for any other end.
+ 1. What holds for every Channel (cext/rings/channel) holds here.
+ 2. A message that cannot be (ring_reader, cext/rings/message) is a Violation: the process is killed, and its requests fail as
+    for any other end.
  3. A batch is in `batches` until its result, a request that a sender answers in `open` until its final
     response. Whoever takes it out answers it; end() takes everything out.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.backends.python.ring_reader cimport AnswerReader
 from neptrio.backends.python.ring_sender cimport RingSender, Under
 from neptrio.execution.batch cimport Batch, complete
 from neptrio.request.infer_request cimport (
@@ -25,17 +24,10 @@ from neptrio.request.infer_request cimport (
     Tensor,
     now_ns,
 )
+from neptrio.rings.channel cimport Channel
 from neptrio.rings.kinds cimport *
 from neptrio.rings.packet cimport Packer, Reader, read_text, read_u32, read_u64
-from neptrio.rings.ring cimport (
-    Entry,
-    RingEnd,
-    Segment,
-    ring_advance,
-    ring_head,
-    ring_peek,
-    ring_sleep,
-)
+from neptrio.rings.ring cimport Entry, Segment, ring_head
 
 from neptrio.backends.python.convert import known
 from neptrio.errors import Internal, Reason
@@ -46,23 +38,8 @@ from triton_python_backend_utils._sender import UNTOLD_BYTES
 cdef uint64_t UNTOLD = UNTOLD_BYTES
 
 cdef enum:
-    DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
-    DRAIN_NS = 100_000       # or so long, as answers on their way to clients take ten times as long as others
-    CLOCK_AFTER = 4          # descriptors between two looks at the clock
+    TURN_NS = 100_000        # for drain(), as answers on their way to clients take ten times as long as others
     MOST_SEGMENTS = 1088     # that have come for messages still to come: as many as descriptors, and a few threads more
-
-
-@cython.no_gc
-cdef class Lease:
-    """The right to look at a message of the process where it lies."""
-
-    cdef Segment segment     # alive as long as somebody looks
-    cdef ServerEnd end
-    cdef uint64_t offset
-
-    def __dealloc__(self):
-        if self.end is not None:
-            self.end.give_back(self.offset)
 
 
 @cython.final
@@ -74,7 +51,7 @@ cdef class OnCancel:
 
     def __call__(self):
         cdef InferRequest request = self.end.find(self.id)
-        self.end.post(False, CANCEL, self.id, 0, request is not None and request.still_read)
+        self.end.post(self.end.control, CANCEL, self.id, request is not None and request.still_read)
 
 
 cdef class ServerEnd(RingSender):
@@ -84,24 +61,18 @@ cdef class ServerEnd(RingSender):
     send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
     """
 
-    cdef RingEnd answers
-    cdef AnswerReader reader
     cdef readonly dict open          # request id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
-    cdef readonly uint64_t received
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
         RingSender.__init__(self, segment, layout, host)
-        self.answers.base = segment.base + <size_t>layout.done
-        self.answers.entries = layout.done_entries
-        self.reader = AnswerReader(segment, layout.outputs, layout.outputs + layout.area)
+        self.turn_ns = TURN_NS
         self.decoupled = decoupled
         self.open = {}
         self.passed = {}
         self.segments = {}
-        ring_sleep(&self.answers)  # the first push rings the bell
 
     def begin(self, Batch batch not None):
         """Sends a batch. Raises what packing or sending it has raised, and has forgotten it then."""
@@ -141,12 +112,10 @@ cdef class ServerEnd(RingSender):
                 cancelled.append(on_cancel)
             i += 1
         try:
-            self.send(True, BATCH, number, packer, under, batch.instance.mailbox)
+            self.send(self.work, BATCH, number, packer, under, batch.instance.mailbox)
         except BaseException:
             del self.batches[number]
             packer.reset()
-            if under.block is not None:
-                self.blocks.pop(under.block.offset, None)
             raise
         if cancelled is not None:
             for on_cancel in cancelled:
@@ -155,110 +124,44 @@ cdef class ServerEnd(RingSender):
 
     # ------------------------------------------------------------ from the process
 
-    def drain(self):
-        """Takes what the process has pushed. True when there is more, and it is to be called again."""
-        cdef Entry entry
-        cdef int got, count = 0
-        cdef int64_t until = 0
-        if self.closed:
-            return False
-        while True:
-            got = ring_peek(&self.answers, &entry)
-            if got < 0:
-                self.broken("its index of a ring cannot be")
-                return False
-            if got == 0:
-                if ring_sleep(&self.answers):
-                    break
-                continue
-            if count % CLOCK_AFTER == CLOCK_AFTER - 1:
-                if until == 0:
-                    until = now_ns() + DRAIN_NS
-                elif now_ns() >= until or count >= DRAIN_AT_ONCE:
-                    return True
-            count += 1
-            self.received += 1
-            try:
-                if not self.take(&entry):
-                    return False  # until its segment has come
-            except (Violation, UnicodeDecodeError, RecursionError, ValueError, OverflowError) as error:
-                self.broken(str(error))
-                return False
-            if self.closed:
-                return False
-            ring_advance(&self.answers)
-        if self.work_line or self.control_line:
-            self.flush()
-        return False
-
-    cdef bint take(self, Entry* entry) except -1:
-        """One descriptor. False when what it speaks of is still on its way."""
+    cdef int take(self, Entry* entry) except -1:
+        """One descriptor."""
         cdef uint32_t kind = entry.kind
         cdef InferRequest request
-        if kind == RELEASE:
-            self.blocks.pop(entry.offset, None)
-            return True
-        if kind == TOOK:
-            self.host.took(entry.id)
-            return True
-        if kind == CALL_CANCEL:
-            self.host.call_cancelled(entry.id, entry.length != 0)
-            return True
-        if kind == DROPPED:
-            request = self.find(entry.id)
-            self.open.pop(entry.id, None)
-            self.passed.pop(entry.id, None)
-            if request is not None and request.state != DONE:
-                complete(request, InferResponse(None, self.host.dropped(request)), True)
-            return True
-        if kind != RESULT and kind != SEND and kind != CALL:
-            raise Violation(f"a descriptor of kind {kind}")
-        return self.take_message(entry)
-
-    cdef bint take_message(self, Entry* entry) except -1:
-        cdef AnswerReader message = self.reader
-        cdef uint64_t length = entry.length & ~KEEP
-        cdef Lease lease
-        cdef Segment segment
-        cdef const char* base
-        if entry.offset & OWN:
-            number = entry.offset & ~OWN
-            segment = self.segments.get(number)
-            if segment is None:
-                if number not in self.segments:
-                    return False
-                raise Violation("a segment that is not sealed or too small")
-            if length > segment.size:
-                raise Violation(f"a message of {length} bytes in a segment of {segment.size}")
-            del self.segments[number]
-            base = segment.base
-            message.owner = segment
-        else:
-            if (entry.offset < message.outputs or entry.offset > message.outputs_end
-                    or length > message.outputs_end - entry.offset):
-                raise Violation(f"a message of {length} bytes at {entry.offset}")
-            base = self.segment.base + entry.offset
-            if entry.length & KEEP:
-                lease = Lease.__new__(Lease)
-                lease.segment = self.segment
-                lease.end = self
-                lease.offset = entry.offset
-                message.owner = lease
         try:
-            if entry.size > length:
-                raise Violation(f"{entry.size} bytes of a message of {length}")
-            message.copied_own(base, entry.size)
-            message.data = base + (entry.size + 63) // 64 * 64
-            message.data_size = length - min(length, <uint64_t>((entry.size + 63) // 64 * 64))
-            if entry.kind == RESULT:
-                self.result(entry.id, message)
-            elif entry.kind == SEND:
-                self.sent(entry.id, message)
+            if kind == RESULT:
+                self.result(entry.id)
+            elif kind == SEND:
+                self.sent(entry.id)
+            elif kind == CALL:
+                self.called(entry.id)
+            elif kind == TOOK:
+                self.host.took(entry.id)
+            elif kind == CALL_CANCEL:
+                self.host.call_cancelled(entry.id, entry.length != 0)
+            elif kind == DROPPED:
+                request = self.find(entry.id)
+                self.open.pop(entry.id, None)
+                self.passed.pop(entry.id, None)
+                if request is not None and request.state != DONE:
+                    complete(request, InferResponse(None, self.host.dropped(request)), True)
             else:
-                self.called(entry.id, message)
+                raise Violation(f"a descriptor of kind {kind}")
         finally:
-            message.forget()
-        return True
+            self.block = self.bodies = None
+        return 0
+
+    cdef Segment own_segment(self, const Entry* entry):
+        cdef Segment segment
+        number = entry.offset & ~OWN
+        if number not in self.segments:
+            return None
+        segment = self.segments.pop(number)
+        if segment is None:
+            raise Violation("a segment that is not sealed or too small")
+        if entry.length > segment.size:
+            raise Violation(f"a message of {entry.length} bytes in a segment of {segment.size}")
+        return segment
 
     cdef InferRequest find(self, uint64_t id):
         """A request that the process may still answer, or None."""
@@ -271,7 +174,7 @@ cdef class ServerEnd(RingSender):
                 request = under.batch.requests[place]
         return request
 
-    cdef int result(self, uint64_t number, AnswerReader message) except -1:
+    cdef int result(self, uint64_t number) except -1:
         cdef Under under = self.batches.get(number)
         cdef Batch batch
         cdef InferRequest request
@@ -286,25 +189,25 @@ cdef class ServerEnd(RingSender):
             raise Violation(f"a result of batch {number}, which is not under way")
         batch = under.batch
         senders = len(batch.requests)
-        message.block = under.block
-        message.bodies = under.bodies
+        self.block = under.block
+        self.bodies = under.bodies
         floor = under.begun
         for i in range(4):
-            times[i] = <int64_t>read_u64(&message.reader)
+            times[i] = <int64_t>read_u64(&self.reader)
             times[i] = min(max(times[i], floor), now)
             floor = times[i]
         again = None
-        if read_u32(&message.reader):
-            text = read_text(&message.reader)
-            message.finish()
+        if read_u32(&self.reader):
+            text = read_text(&self.reader)
+            self.finish()
             batch.error = Internal(valid(text), reason=Reason.BACKEND)
         else:
-            count = read_u32(&message.reader)
+            count = read_u32(&self.reader)
             if count != <uint32_t>len(batch.requests):
                 raise Violation(f"{count} answers to {len(batch.requests)} requests")
             requests, responses = [], []
             for request in batch.requests:
-                how = read_u32(&message.reader)
+                how = read_u32(&self.reader)
                 place += 1
                 if how == OPEN:
                     if request.state != DONE:
@@ -318,11 +221,11 @@ cdef class ServerEnd(RingSender):
                         again = []
                     again.append(request)
                     continue
-                response = message.response(how)
+                response = self.response(how)
                 leave_out(request, response)
                 responses.append(response)
                 requests.append(request)
-            message.finish()
+            self.finish()
             if len(requests) != len(batch.requests):
                 batch.requests = requests
             batch.responses = responses
@@ -340,18 +243,18 @@ cdef class ServerEnd(RingSender):
         batch.deliver()
         return 0
 
-    cdef int sent(self, uint64_t id, AnswerReader message) except -1:
+    cdef int sent(self, uint64_t id) except -1:
         cdef InferRequest request = self.find(id)
-        cdef uint32_t flags = read_u32(&message.reader)
-        cdef uint64_t size = read_u64(&message.reader)
+        cdef uint32_t flags = read_u32(&self.reader)
+        cdef uint64_t size = read_u64(&self.reader)
         cdef InferResponse response
         cdef bint final = flags & FINAL
         if flags & NULL_RESPONSE:
             response = InferResponse()
             response.null = True
         else:
-            response = message.response(read_u32(&message.reader))
-        message.finish()
+            response = self.response(read_u32(&self.reader))
+        self.finish()
         if final:
             self.open.pop(id, None)
             self.passed.pop(id, None)
@@ -375,13 +278,13 @@ cdef class ServerEnd(RingSender):
             if size < UNTOLD:
                 self.passed[id] = size
                 return
-        self.post(False, ACKNOWLEDGE, id, 0, size)
+        self.post(self.control, ACKNOWLEDGE, id, size)
 
-    cdef int called(self, uint64_t key, AnswerReader message) except -1:
+    cdef int called(self, uint64_t key) except -1:
         cdef InferRequest made = InferRequest.__new__(InferRequest)
         cdef InferRequest parent = None
         cdef Under under = None
-        cdef Reader* reader = &message.reader
+        cdef Reader* reader = &self.reader
         cdef uint32_t flags = read_u32(reader)
         cdef uint32_t i, count
         cdef uint64_t number
@@ -404,7 +307,7 @@ cdef class ServerEnd(RingSender):
         made.parent = parent
         if parent is not None:
             made.owner = parent.owner
-        made.parameters = message.parameters()
+        made.parameters = self.parameters()
         count = read_u32(reader)
         if count:
             made.outputs = []
@@ -412,8 +315,8 @@ cdef class ServerEnd(RingSender):
                 if reader.bad:
                     break
                 made.outputs.append(RequestedOutput(read_text(reader)))
-        made.inputs = message.tensors()
-        message.finish()
+        made.inputs = self.tensors()
+        self.finish()
         self.host.called(key, made, bool(flags & DECOUPLED), bool(flags & BLOCKING),
                          None if under is None else under.batch)
         return 0
@@ -423,7 +326,7 @@ cdef class ServerEnd(RingSender):
     def segment_came(self, uint64_t number, segment):
         """A segment of the process, None for one that cannot be used. drain() may go on."""
         if len(self.segments) >= MOST_SEGMENTS:
-            self.broken(f"more than {MOST_SEGMENTS} segments without their messages")
+            self.give_up(f"more than {MOST_SEGMENTS} segments without their messages")
         elif not self.closed:
             self.segments[number] = segment
 
@@ -434,7 +337,7 @@ cdef class ServerEnd(RingSender):
         the first: what it took while that one waited for another model lay aside. Call it after drain().
         """
         cdef Under under
-        cdef uint64_t head = ring_head(&self.work)
+        cdef uint64_t head = ring_head(&self.work.ring)
         cdef list found = []
         cdef bint first = True
         for under in self.batches.values():
@@ -446,12 +349,10 @@ cdef class ServerEnd(RingSender):
     def end(self):
         """The process is gone: what it had under way, as (batches, requests that senders had)."""
         cdef Under under
-        self.closed = True
+        self.close()
         batches = [under.batch for under in self.batches.values()]
         requests = list(self.open.values())
-        self.batches, self.open, self.blocks, self.segments, self.passed = {}, {}, {}, {}, {}
-        self.work_line.clear()
-        self.control_line.clear()
+        self.batches, self.open, self.segments, self.passed = {}, {}, {}, {}
         self.host = None  # which holds this end: neither waits for the collector
         return batches, requests
 
@@ -467,26 +368,25 @@ cdef class ServerEnd(RingSender):
     @property
     def occupancy(self) -> int:
         """Descriptors that the process has not taken yet."""
-        return <int64_t>min(self.work.own - ring_head(&self.work), self.work.entries)
+        return <int64_t>min(self.work.ring.own - ring_head(&self.work.ring), self.work.ring.entries)
 
     def statistics(self) -> dict:
         """What is held, for tests and for looking at it."""
         return {
-            "batches": len(self.batches), "open": len(self.open), "blocks": len(self.blocks),
-            "waiting": self.waiting, "untold": len(self.passed), "used": self.slab.used, "peak": self.slab.peak,
-            "wakes": self.wakes, "received": self.received, "bodies": self.bodies.used,
-            "copied": self.copied, "in_place": self.in_place,
+            **Channel.statistics(self), "batches": len(self.batches), "open": len(self.open), "untold": len(self.passed),
+            "peak": self.area.slab.peak, "bodies": self.received_into.used,
+            "copied": self.copied_bytes, "in_place": self.in_place_bytes,
         }
 
     @property
     def copied(self) -> int:
         """Bytes of tensors that were copied on their way here or there, once each time."""
-        return self.copied_out + self.reader.copied
+        return self.copied_bytes
 
     @property
     def in_place(self) -> int:
         """Bytes of tensors that crossed without a copy."""
-        return self.in_place_out + self.reader.in_place
+        return self.in_place_bytes
 
 
 cdef int leave_out(InferRequest request, InferResponse response) except -1:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio.errors import Code, Reason
-from neptrio.frontend.channel import Channel, Layout
+from neptrio.frontend.channel import FrontChannel, Layout
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.rings.ring import Segment
 
@@ -22,7 +22,7 @@ class Stream:
     def __init__(self) -> None: ...
     def end(self) -> None: ...
 
-class EngineEnd(Channel):
+class EngineEnd(FrontChannel):
     @property
     def open(self) -> dict[int, InferRequest]: ...
     @property

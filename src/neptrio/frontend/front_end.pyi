@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio.execution.admission import Admission
-from neptrio.frontend.channel import Channel, Layout
+from neptrio.frontend.channel import FrontChannel, Layout
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import InferRequest, ModelCore, Tensor
 from neptrio.rings.body_area import BodyMemory
@@ -28,7 +28,7 @@ class RemoteSharedMemory:
 
 class Sent: ...
 
-class FrontEnd(Channel):
+class FrontEnd(FrontChannel):
     @property
     def open(self) -> dict[int, InferRequest]: ...
     tells_clients: bool

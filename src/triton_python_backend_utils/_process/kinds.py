@@ -3,6 +3,7 @@
 A message is `size` bytes of its own part, written by a Packer, and its tensors' bytes behind it, from the
 next multiple of ALIGN; `length` bytes in all, at `offset` of the shared memory. An offset with OWN set
 is the number of a segment that was made for this message alone and whose descriptor went over the socket.
+One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longer one, and one with OWN, is lent until RETURN.
 
   batch          u32 requests, then per request
                  u32 flags, u32 inputs, u64 timeout, u64 or text correlation, text id,
@@ -34,7 +35,6 @@ LOOK = 4  # a message for the main thread has come over the socket
 CANCEL = 8  # id: the request's; length: 1 where its responses are still read
 ACKNOWLEDGE = 9  # id: the request's; length: bytes that were passed on
 CALL_RESPONSE = 10  # id: the call's key
-RETURN = 11  # offset: of a message of the process whose memory is its own again
 # to the server
 RESULT = 16  # id: the batch's number
 SEND = 17  # id: the request's
@@ -42,7 +42,8 @@ CALL = 18  # id: the call's key
 TOOK = 19  # id: the call's key
 CALL_CANCEL = 20  # id: the call's key; length: 1 where its responses are not read any more
 DROPPED = 21  # id: the request's
-RELEASE = 22  # offset: of a message of the server that nothing in the process looks at any more
+# both ways, and between the engine and a front end
+RETURN = 24  # offset: of a message of the other side that nobody looks at any more
 
 # enum Answer
 RESPONSE = 0
@@ -72,7 +73,7 @@ FINAL = 1
 NULL_RESPONSE = 2
 
 # enum
-KEEP_ABOVE = 16384  # bytes of a tensor that the server looks at where it lies; smaller ones are copied
+KEEP_ABOVE = 16384  # bytes: a longer message is lent; no smaller tensor is named where it lies
 REQUEST_BITS = 20  # a request's id is its batch's number and so many bits of its place in it
 
-TOP = 1 << 63  # of an offset: it is a segment's number; of a length: the sender waits for RETURN
+TOP = 1 << 63  # of an offset: it is a segment's number

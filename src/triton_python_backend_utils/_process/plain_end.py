@@ -34,7 +34,6 @@ from .._tensor import Tensor
 from .kinds import (
     BLOCKING,
     CALL,
-    CALL_RESPONSE,
     CONTEXT,
     DECOUPLED,
     END,
@@ -42,13 +41,11 @@ from .kinds import (
     FINAL,
     HERE,
     KEEP_ABOVE,
-    LOOK,
     NAMES,
     NULL_RESPONSE,
     OPEN,
     PARAMETERS,
     PARENT,
-    RELEASE,
     REQUEST_BITS,
     RESCHEDULED,
     RESPONSE,
@@ -112,7 +109,7 @@ class PlainEnd:
         self._lent: dict[int, int] = {}  # offset -> size of messages that the server looks at where they lie
         self._returned: deque[int] = deque()  # offsets of those that it looks at no more
         self._taking = threading.RLock()  # a finalizer may come in between, on the same thread
-        self._heard: deque[Entry] = deque()
+        self._heard: deque[GivenMessage] = deque()
         self._unsaid: list[int] = []
         self._left = False  # this is a process that the model has forked
         self._number = 0
@@ -136,22 +133,32 @@ class PlainEnd:
         """Sleeps until the second thread's ring holds something; False after a signal."""
         return self._wait(ctypes.byref(self._control)) > 0
 
+    def _take(self, ring: RingEnd) -> GivenMessage | None:
+        """The next of a ring, which may copy it: only then is it passed."""
+        entry = Entry()
+        while self._library.plain_peek(ctypes.byref(ring), ctypes.byref(entry)) > 0:
+            message = GivenMessage(self, entry) if entry.kind != RETURN else None
+            self._library.plain_advance(ctypes.byref(ring))
+            if message is not None:
+                return message
+            self._returned.append(entry.offset)
+        return None
+
     def take(self) -> Any:
         """The next of the main thread's ring as (kind, id, message, length), or None."""
-        entry = Entry()
-        if self._library.plain_take(ctypes.byref(self._work), ctypes.byref(entry)) <= 0:
+        message = self._take(self._work)
+        if message is None:
             return None
-        message = None if entry.kind == LOOK else GivenMessage(self, entry)
-        return entry.kind, entry.id, message, entry.length
+        message.reach()
+        return message.kind, message.id, message if message.size else None, message.length
 
     def take_control(self) -> Any:
         """The next of the second thread's ring as (kind, id, message, length), or None. One thread at a time."""
         self.take_returns()
         if not self._heard:
             return None
-        entry = self._heard.popleft()
-        message = GivenMessage(self, entry) if entry.kind == CALL_RESPONSE else None
-        return entry.kind, entry.id, message, entry.length
+        message = self._heard.popleft().reach()
+        return message.kind, message.id, message if message.size else None, message.length
 
     def take_returns(self) -> bool:
         """Empties the second thread's ring and takes memory back that the server has returned. True when something else
@@ -160,13 +167,10 @@ class PlainEnd:
             return False
         with self._taking:
             while True:
-                entry = Entry()
-                if self._library.plain_take(ctypes.byref(self._control), ctypes.byref(entry)) <= 0:
+                message = self._take(self._control)
+                if message is None:
                     return len(self._heard) > 0
-                if entry.kind == RETURN:
-                    self._returned.append(entry.offset)
-                else:
-                    self._heard.append(entry)
+                self._heard.append(message)
 
     @property
     def has_control(self) -> bool:
@@ -252,7 +256,7 @@ class PlainEnd:
         """Nothing looks at a message of the server any more. Never blocks, wakes nobody."""
         if self._left:
             return
-        if self._push_now(Entry(RELEASE, 0, 0, offset, 0)) <= 0:
+        if self._push_now(Entry(RETURN, 0, 0, offset, 0)) <= 0:
             self._unsaid.append(offset)
 
     def _push(self, entry: Entry) -> int:
@@ -264,7 +268,7 @@ class PlainEnd:
                 offset = self._unsaid.pop()
             except IndexError:  # another thread was faster
                 break
-            if self._push_now(Entry(RELEASE, 0, 0, offset, 0)) <= 0:
+            if self._push_now(Entry(RETURN, 0, 0, offset, 0)) <= 0:
                 self._unsaid.append(offset)
                 break
         while True:
@@ -302,8 +306,8 @@ class PlainEnd:
             self._extents.give(*self._passing.popleft()[1:])
         while self._returned:
             offset = self._returned.popleft()
-            size_of = self._lent.pop(offset, None)
-            if size_of is not None:
+            size_of = self._lent.pop(offset, 0)
+            if size_of:
                 self._extents.give(offset, size_of)
 
     def _send(self, kind: int, id: int, packer: Packer) -> None:
@@ -311,7 +315,6 @@ class PlainEnd:
             raise TritonModelException(FORKED)
         own = len(packer.own)
         total = (own + ALIGN - 1) // ALIGN * ALIGN + packer.data
-        keep = any(len(piece) > KEEP_ABOVE for piece in packer.pieces)
         with self._lock:
             offset = self._room(total)
         if offset < 0:
@@ -327,13 +330,15 @@ class PlainEnd:
                 self.links.send_segment(fd, number, total)
             finally:
                 os.close(fd)
+            with self._lock:
+                self._lent[TOP | number] = 0  # nothing of the area
             self._push(Entry(kind, own, id, TOP | number, total))
             return
         packer.copy(self.memory.array[offset : offset + total])
-        if keep:
+        if total > KEEP_ABOVE:
             with self._lock:
                 self._lent[offset] = total
-            self._push(Entry(kind, own, id, offset, total | TOP))
+            self._push(Entry(kind, own, id, offset, total))
         else:
             pushed = self._push(Entry(kind, own, id, offset, total))
             with self._lock:

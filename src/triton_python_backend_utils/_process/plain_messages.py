@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._types import BYTES, join_strings, numpy_dtype, split_strings
-from .kinds import ERROR, HERE, TOP
+from .kinds import ERROR, HERE, KEEP_ABOVE, TOP
 
 if TYPE_CHECKING:
     from .plain_end import PlainEnd
@@ -41,36 +41,51 @@ class RingEnd(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("entries", ctypes.c_uint64), ("own", ctypes.c_uint64))
 
 
+def address_of(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
 class Memory:
     """A mapping of shared memory."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.array = np.frombuffer(mmap.mmap(fd, size), np.uint8)
-        self.address = int(self.array.__array_interface__["data"][0])
+        self.address = address_of(self.array)
 
 
 class GivenMessage:
-    """A message of the server. When the last array over it is gone the server is told."""
+    """A message of the server. One that is lent is returned with the last array over it; a short one is copied."""
 
     def __init__(self, end: PlainEnd, entry: Entry) -> None:
+        self.kind: int = entry.kind
+        self.id: int = entry.id
         self.offset: int = entry.offset
         self.size: int = entry.size
-        if entry.offset & TOP:
-            descriptor = end.links.segment(entry.offset & ~TOP)
+        self.length: int = entry.length
+        self.memory: Any = end.memory
+        self.address = end.memory.address + entry.offset  # reach() sets that of a segment
+        self.lender: PlainEnd | None = None
+        if entry.size and (entry.offset & TOP or entry.length > KEEP_ABOVE):
+            self.lender = end
+        elif entry.size:
+            self.memory = end.memory.array[entry.offset : entry.offset + entry.length].copy()
+            self.address = address_of(self.memory)
+
+    def reach(self) -> GivenMessage:
+        """Maps the segment of a message that lies in one of its own."""
+        if self.offset & TOP and self.lender is not None:
+            descriptor = self.lender.links.segment(self.offset & ~TOP)
             try:
-                self.memory = Memory(descriptor, entry.length)
+                self.memory = Memory(descriptor, self.length)
             finally:
                 os.close(descriptor)
             self.address = self.memory.address
-        else:
-            self.memory = end.memory
-            self.address = end.memory.address + entry.offset
-        self.end = end
+        return self
 
     def __del__(self) -> None:
-        end = getattr(self, "end", None)
-        if end is not None:
-            end.release(self.offset)
+        lender = getattr(self, "lender", None)
+        if lender is not None:
+            lender.release(self.offset)
 
 
 class InputBytes:

@@ -274,7 +274,7 @@ class IsolatedInstance(BackendInstance):
         process.post_message({"t": "finalize"})
         life = self._latest
         if life is not None:
-            self._completions.post(OnLoop(life.end.look))
+            self._completions.post(OnLoop(life.end.look_at_socket))
         try:
             process.awaited(self._answers, "finalized", FINALIZE_SECONDS, "finalize")
         except TritonError as error:

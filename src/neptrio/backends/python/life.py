@@ -20,13 +20,14 @@ from neptrio.backends.python.model_runner import Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_reader import GivenBlock
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import Lease, ServerEnd
+from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.cores import usable_cores
 from neptrio.errors import Unavailable
 from neptrio.execution.batch import Batch
 from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.body_area import BodyMemory
+from neptrio.rings.line import Lease
 from neptrio.rings.ring import Segment, is_sealed
 from triton_python_backend_utils._process.reserved import sealed_memory
 
@@ -116,10 +117,11 @@ class Life:
         self._services.timers.at(monotonic_ns() + self._pause_ns, self._look_for_room)
 
     def _look_for_room(self) -> None:
-        self._lagging = False
-        self._pause_ns = min(self._pause_ns * 2, LAST_LOOK_NS)
-        self.end.flush()
-        if not self._lagging:
+        if self.end.look():
+            self._pause_ns = min(self._pause_ns * 2, LAST_LOOK_NS)
+            self._wait_for_room()
+        else:
+            self._lagging = False
             self._pause_ns = FIRST_LOOK_NS
 
     # ------------------------------------------------------------ called by ServerEnd

@@ -1,0 +1,33 @@
+# How a model's process packs what it answers.
+#   `refers`, a list, gets what an answer looks at in shared memory instead of copying it; the message holds it until RETURN.
+from libc.stdint cimport uint32_t, uint64_t
+
+from neptrio.rings.given cimport GivenMessage
+from neptrio.rings.packet cimport Packer
+from neptrio.rings.ring cimport Segment
+from neptrio.rings.slab cimport Block
+
+cdef struct Sole:
+    # how many references there are, here, to what belongs to an answer and to nobody else
+    Py_ssize_t response
+    Py_ssize_t tensors
+    Py_ssize_t tensor
+    Py_ssize_t array
+    Py_ssize_t base
+
+cdef class OutputBytes:
+    cdef Segment segment
+    cdef Block block
+
+cdef class AnswerPacker:
+    cdef Segment segment
+    cdef uint64_t outputs_first
+    cdef bint measuring
+    cdef Sole most
+    cdef int answers(self, Packer packer, list answers, list refers, failed, GivenMessage given) except -1
+    cdef int response(self, Packer packer, response, names, bint sole, list refers, failed,
+                      GivenMessage given) except -1
+    cdef int tensor(self, Packer packer, tensor, bint sole, list refers, GivenMessage given) except -1
+    cdef int measure(self) except -1
+
+cdef int pack_error(Packer packer, str text, uint32_t code) except -1

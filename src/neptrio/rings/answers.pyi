@@ -1,0 +1,8 @@
+# The types of cext/rings/answers.pyx, which says what everything does; written by tools/make_stubs.py.
+from neptrio.rings.ring import Segment
+
+class OutputBytes:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class AnswerPacker:
+    def __init__(self, segment: Segment, outputs_first: int) -> None: ...
