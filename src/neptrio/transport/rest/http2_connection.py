@@ -25,7 +25,7 @@ import trio
 from neptrio.codec.compression import too_large
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
-from neptrio.request.infer_request import Protocol
+from neptrio.request.infer_request import InferRequest, Protocol
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.transport.host import host_problem
