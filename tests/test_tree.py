@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tools.mutants import MUTANTS, occurs_once
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = subprocess.run(
@@ -135,6 +138,29 @@ def test_every_environment_variable_is_explained() -> None:
     # and the table holds nothing that is gone
     everything = "".join(text for name, text in texts() if name.startswith(("src/", "cext/", "setup.py")))
     assert all(f'"{name}"' in everything for name in explained)
+
+
+PUBLIC = {"_asdict", "_exit", "_fields", "_fields_", "_getframe", "_replace"}  # of the standard library
+MOST_PRIVATE = 75  # there are never more than there were
+
+
+def test_tests_look_from_outside() -> None:
+    """What a test takes of an object's private attributes ties it to how that is made. Their number only goes down."""
+    found = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, text in texts()
+        if re.fullmatch(r"tests/.*\.py", name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[^_]", node.attr)
+        and node.attr not in PUBLIC
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    ]
+    assert len(found) <= MOST_PRIVATE, found
+
+
+def test_every_mutant_names_a_line_that_is_there() -> None:
+    assert [mutant for mutant in MUTANTS if not occurs_once(*mutant[:2])] == []
 
 
 def test_the_package_is_typed() -> None:

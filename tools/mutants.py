@@ -43,8 +43,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     (QUEUE, "self.wake_ns = oldest + self.delay_ns", "self.wake_ns = now + self.delay_ns"),
     (
         QUEUE,
-        "request.deadline_ns = request.stamps[<int>QUEUE_START] + timeout",
-        "request.deadline_ns = request.stamps[<int>QUEUE_START] + timeout + 1",
+        "request.deadline_ns = request.timestamps[<int>QUEUE_START] + timeout",
+        "request.deadline_ns = request.timestamps[<int>QUEUE_START] + timeout + 1",
     ),
     (
         QUEUE,
@@ -130,8 +130,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     (QUEUE, "if not level.max_size or level.size < level.max_size:", "if level.size <= level.max_size:"),
     (DYNAMIC, "queue.weight >= queue.max_batch_size or", "queue.weight > queue.max_batch_size or"),
     (DYNAMIC, "self._last_count == 1 and self._model", "self._last_count == 2 and self._model"),
-    (DYNAMIC, "            if self.queue.size or self._pool.limited:  # what", "            if self._pool.limited:  # what"),
-    (DYNAMIC, "        if self.queue.size or self._pool.limited:  # a turn", "        if self._pool.limited:  # a turn"),
+    (DYNAMIC, "            if self.queue.size or self._pool.limited:  # its", "            if self._pool.limited:  # its"),
+    (DYNAMIC, "        if self.queue.size or self._pool.limited:\n", "        if self._pool.limited:\n"),
     (DYNAMIC, "            self.order.skip(request)", "            pass"),
     (DYNAMIC, "            self.order.arrived(request)", "            pass"),
     (DYNAMIC, "self.queue.size >= self._hold", "self.queue.size > self._hold"),
@@ -207,6 +207,11 @@ def run(chosen: list[tuple[str, str, str]]) -> int:
     return survivors
 
 
+def occurs_once(file: str, text: str) -> bool:
+    """Whether a mutant's text stands in its file, and only there."""
+    return (ROOT / file).read_text().count(text) == 1
+
+
 def main() -> int:
     """Runs every mutant; returns how many survived."""
     parser = argparse.ArgumentParser(
@@ -218,7 +223,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only in " ".join(m)]
     for file, old, new in chosen:
-        assert (ROOT / file).read_text().count(old) == 1, f"{file}: '{old}' does not occur once"
+        assert occurs_once(file, old), f"{file}: '{old}' does not occur once"
         if options.list:
             print(f"{file}: {old.strip()!r} -> {new.strip()!r}")
     if options.list:

@@ -59,8 +59,9 @@ class Client:
 
 def engine_of(server: neptrio.Server) -> Engine:
     """What runs behind a server that has been entered."""
-    assert server._engine is not None
-    return server._engine
+    engine = server._engine
+    assert engine is not None
+    return engine
 
 
 def run(main: Callable[[neptrio.Server, Engine], Awaitable[None]], **settings: Any) -> None:
