@@ -227,7 +227,7 @@ async def unary(
     from neptrio.transport.wire import Wire
 
     services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
-    grpc = GrpcServer(services, socket.socket())
+    grpc = GrpcServer(services, server.verbs, socket.socket())
     client = _Client(b"/inference.GRPCInferenceService/ModelInfer", message)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -300,7 +300,7 @@ async def engine(server: Server, count: int, meter: Meter) -> None:
 async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
     """Microseconds of CPU per request."""
     form, _, more = form.partition("+")
-    await server.services.trace.update({"trace_level": ["TIMESTAMPS" if more == "trace" else "OFF"]})
+    await server.verbs.trace.update({"trace_level": ["TIMESTAMPS" if more == "trace" else "OFF"]})
     async with trio.open_nursery() as nursery:
         if form == "engine":
             await engine(server, count, meter)

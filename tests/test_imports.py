@@ -23,7 +23,7 @@ def test_the_first_grpc_call_imports_nothing() -> None:
     code = """
 import sys
 from neptrio.transport.grpc.server import all_handlers
-found = all_handlers(None)
+found = all_handlers(None, None)
 before = set(sys.modules)
 for handler in found.values():
     handler.request_type.parse(b"")

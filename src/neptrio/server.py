@@ -49,7 +49,7 @@ from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.response_cache import parse_config
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.audit import AuditLog
 from neptrio.service.connections import Connections
 from neptrio.service.held_bytes import HeldBytes
@@ -112,10 +112,6 @@ class Server:
             settings=settings,
             loop=self.loop,
             admission=self.repository.host.admission,
-            metadata=MetadataService(settings, self.repository),
-            statistics=StatisticsService(self.repository, lag),
-            repository=RepositoryService(settings, self.repository),
-            sequences=SequencesService(settings, self.repository),
             workers=workers,
             inflating=inflating,
             request_limits=RequestLimits(
@@ -129,6 +125,12 @@ class Server:
             ),
             completions=self.completions,
             shared_memory=self.shared_memory,
+        )
+        self.verbs = Verbs(
+            metadata=MetadataService(settings, self.repository),
+            statistics=StatisticsService(self.repository, lag),
+            repository=RepositoryService(settings, self.repository),
+            sequences=SequencesService(settings, self.repository),
             trace=TraceService(settings, self.repository, self.tracer),
             logging=LoggingService(settings),
             cache=cache,
@@ -146,6 +148,7 @@ class Server:
         self.metrics = Metrics(
             self.repository.each_ready,
             self.services,
+            self.verbs,
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),
         )
@@ -302,33 +305,33 @@ class Server:
             )
             rest_port = self.http_listener.getsockname()[1]
             if not settings.frontends:
-                self.fronts.append(RestServer(self.services, self.http_listener))
+                self.fronts.append(RestServer(self.services, self.verbs, self.http_listener))
         if settings.allow_grpc:
             self.grpc_listener = _listen_for(
                 "grpc", settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
             )
             if not settings.frontends:
-                self.fronts.append(GrpcServer(self.services, self.grpc_listener))
+                self.fronts.append(GrpcServer(self.services, self.verbs, self.grpc_listener))
         if settings.frontends:
             from neptrio.frontend.engine import FrontEnds  # which most servers do without
 
             self.front_ends = FrontEnds(
-                self.services, self.repository, self.http_listener, self.grpc_listener
+                self.services, self.verbs, self.repository, self.http_listener, self.grpc_listener
             )
             self.fronts.append(self.front_ends)
-            self.metrics.front_ends = self.services.statistics.front_ends = self.front_ends.rows
+            self.metrics.front_ends = self.verbs.statistics.front_ends = self.front_ends.rows
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = _listen_for("metrics", address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
             metrics_server = MetricsServer(
-                self.services, self.metrics, self.metrics_listener, sampler, interval, rest_port
+                self.services, self.verbs, self.metrics, self.metrics_listener, sampler, interval, rest_port
             )
             self.console = metrics_server.console is not None
             self.fronts.append(metrics_server)
         if settings.admin_address is not None:
-            self.admin = AdminServer(self.services, metrics_server, rest_port)
+            self.admin = AdminServer(self.services, self.verbs, metrics_server, rest_port)
             self.fronts.append(self.admin)
 
     def stop(self) -> None:
@@ -338,7 +341,7 @@ class Server:
                 "stopping: %d requests under way", sum(m.inflight for m in self.repository.ready_models())
             )
         self._deadline = trio.current_time() + self.settings.exit_timeout_secs
-        self.services.metadata.exiting = True
+        self.verbs.metadata.exiting = True
         self.repository.flush()
         self.stopping.set()
         self._loading.cancel()

@@ -98,14 +98,9 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
             client.infer("m", tensors)
         text = scrape(server)
     gpu = GpuSample("GPU-1", 0.5, 2, 1, 100.0, 300.0, 5.0)
-    services = SimpleNamespace(
-        settings=Settings(),
-        cache=None,
-        trace=None,
-        loop=SimpleNamespace(lag=LoopLag()),
-        custom_metrics=CustomMetrics(),
-    )
-    metrics = Metrics(lambda: [], services, MetricsConfig())
+    services = SimpleNamespace(settings=Settings(), loop=SimpleNamespace(lag=LoopLag()))
+    verbs = SimpleNamespace(cache=None, trace=None, custom_metrics=CustomMetrics())
+    metrics = Metrics(lambda: [], services, verbs, MetricsConfig())
     metrics.host = HostSample(gpus=(gpu,))
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text + b"".join(trio.run(metrics.document)).decode()):

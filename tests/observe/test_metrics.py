@@ -20,9 +20,9 @@ def test_others_run_between_two_models(tmp_path: Path, monkeypatch: pytest.Monke
     for i in range(20):
         write_model(tmp_path, f"m{i}", identity_config())
     with EmbeddedServer(tmp_path, allow_metrics=True) as server:
-        services = server.server.services
+        services, verbs = server.server.services, server.server.verbs
         document = metrics.Metrics(
-            server.server.repository.ready_models, services, metrics.MetricsConfig()
+            server.server.repository.ready_models, services, verbs, metrics.MetricsConfig()
         ).document
 
         async def count() -> tuple[int, bytes]:

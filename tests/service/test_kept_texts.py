@@ -65,7 +65,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 def statistics(server: EmbeddedServer) -> dict[str, tuple[list[bytes], list[bytes]]]:
     """Form -> the texts that clients get, and those that are made anew."""
-    service = server.server.services.statistics
+    service = server.server.verbs.statistics
 
     def ask() -> dict[str, tuple[list[bytes], list[bytes]]]:
         return {
@@ -93,7 +93,7 @@ def families(server: EmbeddedServer, detail: Detail, anew: bool) -> str:
 
 def index(server: EmbeddedServer) -> dict[str, tuple[list[bytes], list[bytes]]]:
     """As statistics()."""
-    service = server.server.services.repository
+    service = server.server.verbs.repository
 
     async def ask() -> dict[str, tuple[list[bytes], list[bytes]]]:
         found = {}

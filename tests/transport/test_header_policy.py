@@ -453,7 +453,7 @@ def test_every_endpoint_belongs_to_a_category(repository: Path) -> None:
     methods = {f"/{service.full_name}/{method.name}" for method in service.methods}
     health = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
     assert set(METHOD_CATEGORIES) == methods | health
-    served = {path for servicer in servicers(None) for path in servicer.__mapping__()}
+    served = {path for servicer in servicers(None, None) for path in servicer.__mapping__()}
     assert {path for path in served if "Reflection" not in path} <= set(METHOD_CATEGORIES)
 
 

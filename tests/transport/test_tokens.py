@@ -309,6 +309,8 @@ def test_a_file_that_cannot_be_used_ends_the_start(repository: Path, tmp_path: P
 def test_every_verb_and_call_has_a_place() -> None:
     assert set(VERB_SCOPES) <= set(VERB_CATEGORIES)
     methods = {path.rpartition("/")[2] for path in METHOD_CATEGORIES}
-    offered = {path.rpartition("/")[2] for servicer in servicers(None) for path in servicer.__mapping__()}  # type: ignore[arg-type]
+    offered = {
+        path.rpartition("/")[2] for servicer in servicers(None, None) for path in servicer.__mapping__()
+    }  # type: ignore[arg-type]
     assert set(METHOD_SCOPES) <= methods
     assert set(MODEL_FIELDS) | set(OF_NO_MODEL) <= methods | offered

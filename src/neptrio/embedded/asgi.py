@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from neptrio.errors import Unavailable
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
@@ -53,9 +53,10 @@ class AsgiFront:
     requests will come. The embedding program sets it.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, verbs: Verbs) -> None:
         self.hold = False
         self._services = services
+        self._verbs = verbs
         self._nursery: trio.Nursery | None = None
         self._open = 0
         self._held = 0
@@ -120,7 +121,7 @@ class AsgiFront:
             settings = self._services.settings
             policy = http_policy(settings, self._services.tokens)
             origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, False)
-            self._made = RestApp(self._services, policy, origins), policy
+            self._made = RestApp(self._services, self._verbs, policy, origins), policy
         return self._made
 
 

@@ -18,32 +18,32 @@ from neptrio.service.statistics import Detail
 
 async def ready(core: Server) -> bool:
     """Readiness, as the health probe tells it."""
-    return core.services.metadata.ready()
+    return core.verbs.metadata.ready()
 
 
 async def server_metadata(core: Server) -> dict[str, Any]:
     """Name, version, extensions."""
-    return core.services.metadata.server()
+    return core.verbs.metadata.server()
 
 
 async def model_ready(core: Server, name: str, version: str) -> bool:
     """Whether a model serves and says that it can."""
-    return await core.services.metadata.model_ready(name, version)
+    return await core.verbs.metadata.model_ready(name, version)
 
 
 async def model_metadata(core: Server, name: str, version: str) -> dict[str, Any]:
     """A model's inputs and outputs."""
-    return core.services.metadata.model(name, version)
+    return core.verbs.metadata.model(name, version)
 
 
 async def model_config(core: Server, name: str, version: str) -> dict[str, Any]:
     """A model's complete configuration."""
-    return core.services.metadata.config(name, version)
+    return core.verbs.metadata.config(name, version)
 
 
 async def index(core: Server, ready_only: bool) -> list[dict[str, Any]]:
     """The models of all repositories with their states and reasons."""
-    return await core.services.repository.index(ready_only)
+    return await core.verbs.repository.index(ready_only)
 
 
 async def load(
@@ -76,22 +76,22 @@ async def unload(core: Server, name: str, unload_dependents: bool) -> None:
 
 async def statistics(core: Server, model: str, version: str, live: bool) -> dict[str, Any]:
     """The statistics extension's answer."""
-    return core.services.statistics.model_statistics(model, version, Detail(live=live))
+    return core.verbs.statistics.model_statistics(model, version, Detail(live=live))
 
 
 async def trace_settings(core: Server, changes: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Changes trace settings (none with an empty mapping) and returns them."""
-    return await core.services.trace.update(changes, model)
+    return await core.verbs.trace.update(changes, model)
 
 
 async def log_settings(core: Server, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes log settings (none with an empty mapping) and returns them."""
-    return core.services.logging.update(dict(changes))
+    return core.verbs.logging.update(dict(changes))
 
 
 async def sequences(core: Server, model: str, version: str) -> dict[str, Any]:
     """A model's live sequences."""
-    return await core.services.sequences.list(model, version)
+    return await core.verbs.sequences.list(model, version)
 
 
 async def metrics(core: Server) -> str:

@@ -99,7 +99,7 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.core = CoreServer(settings)
-        self.asgi = AsgiFront(self.core.services)
+        self.asgi = AsgiFront(self.core.services, self.core.verbs)
         self.core.fronts.append(self.asgi)
         self.token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()

@@ -26,13 +26,13 @@ from neptrio.frontend.life import START_SECONDS, Life
 from neptrio.frontend.model_table import ModelTable
 from neptrio.frontend.template import Template
 from neptrio.frontend.turns import Counts
-from neptrio.frontend.verbs import Verbs
+from neptrio.frontend.verbs import ForwardedVerbs
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.processes import use
 from neptrio.repository.manager import RepositoryManager
 from neptrio.rings.ring import SUPPORTED as CAN_SHARE
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import AuthConfig
 
 log = logging.getLogger("neptrio.frontend")
@@ -48,6 +48,7 @@ class FrontEnds:
     def __init__(
         self,
         services: Services,
+        verbs: Verbs,
         repository: RepositoryManager,
         http: socket.socket | None,
         grpc: socket.socket | None,
@@ -56,10 +57,11 @@ class FrontEnds:
         if not (CAN_CLONE and CAN_SHARE):
             raise Unsupported("--frontends needs Linux on x86-64 or ARM64")
         self.services = services
+        self._logging = verbs.logging
         self._repository = repository
         self._listeners = [listener for listener in (http, grpc) if listener is not None]
         address = str(http.getsockname()[0]) if http is not None else ""
-        self.verbs = Verbs(services, address, self.announce)
+        self.verbs = ForwardedVerbs(services, verbs, address, self.announce)
         self.template = Template(services.settings)
         self.counts, self._counts_descriptor = Counts.create(services.settings.frontends)
         self._lives: list[Life | None] = [None] * services.settings.frontends
@@ -97,7 +99,7 @@ class FrontEnds:
         told = {
             "tracing": bool(tracer.tracing),
             "trace_headers": bool(tracer.trace_headers),
-            "logging": self.services.logging.settings(),
+            "logging": self._logging.settings(),
         }
         return json.dumps(told).encode()
 

@@ -25,7 +25,7 @@ from grpclib.exceptions import GRPCError
 
 from neptrio.errors import TritonError, raise_it
 from neptrio.frontend.frames import Frames, Kind, Room, pairs, texts
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.certificates import Certificate
 from neptrio.transport.grpc.handlers import HandlerCall
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, HeaderPolicy
@@ -123,9 +123,14 @@ class ForwardingApp(RestApp):
     """The app of a front end's REST port (rule 1)."""
 
     def __init__(
-        self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy, engine: Engine
+        self,
+        services: Services,
+        verbs: Verbs,
+        policy: HeaderPolicy | None,
+        origins: OriginPolicy,
+        engine: Engine,
     ) -> None:
-        super().__init__(services, policy, origins)
+        super().__init__(services, verbs, policy, origins)
         self.engine = engine
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:

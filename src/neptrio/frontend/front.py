@@ -44,7 +44,7 @@ from neptrio.loop.workers import Workers
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.rings.ring import Segment
 from neptrio.scheduling.base import LoopServices
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.held_bytes import HeldBytes, default_limit
 from neptrio.service.logging import LoggingService
 from neptrio.service.request_limits import RequestLimits
@@ -64,6 +64,7 @@ LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
 FEW = 2  # requests under way whose answers are worth looking for before this process sleeps
 WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
+THE_ENGINES: Any = None  # verbs, which are not served here
 WAKES_ROOM = 1 << 16  # bytes, more than the socket holds: it has to be read empty
 
 
@@ -100,13 +101,15 @@ class FrontRestServer(RestServer):
 
     def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
         self._engine = engine
-        super().__init__(services, listener)
+        super().__init__(services, THE_ENGINES, listener)
 
     def _start(self, sock: socket.socket, address: str) -> bool:
         return let_in(self._engine, self._services, super()._start, sock, address)
 
-    def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
-        return ForwardingApp(services, policy, origins, self._engine)
+    def make_app(
+        self, services: Services, verbs: Verbs, policy: HeaderPolicy | None, origins: OriginPolicy
+    ) -> RestApp:
+        return ForwardingApp(services, verbs, policy, origins, self._engine)
 
 
 class FrontGrpcServer(GrpcServer):
@@ -115,7 +118,7 @@ class FrontGrpcServer(GrpcServer):
     call_class = ForwardingCall
 
     def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
-        super().__init__(services, listener)
+        super().__init__(services, THE_ENGINES, listener)
         self._engine = engine
         self.handlers: Any = Handlers(engine)
         self.handlers_loaded.set()
@@ -188,17 +191,14 @@ class Front:
         self._look_ns = LATE_NS
         self._draining = trio.Event()
         self._known = trio.Event()  # the first table of models has come
-        nothing: Any = SimpleNamespace()  # verbs that are the engine's
+        nothing: Any = SimpleNamespace()  # nobody posts here
+        self._logging = LoggingService(settings)
         workers = Workers()
         inflating = InflateBudget(workers)
         self._services = Services(
             settings=settings,
             loop=self._loop,
             admission=self._admission,
-            metadata=nothing,
-            statistics=nothing,
-            repository=nothing,
-            sequences=nothing,
             workers=workers,
             inflating=inflating,
             request_limits=RequestLimits(
@@ -215,10 +215,6 @@ class Front:
             ),
             completions=nothing,
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
-            trace=nothing,
-            logging=LoggingService(settings),
-            cache=None,
-            custom_metrics=nothing,
         )
         self._services.held.add(lambda: inflating.held)
         self._end.tells_clients = self._services.request_limits.on
@@ -314,7 +310,7 @@ class Front:
                 told = json.loads(payload)
                 known = told["settings"]
                 self._admission.renew(told["models"], told["whole"], known["tracing"], known["trace_headers"])
-                self._services.logging.apply(known["logging"])
+                self._logging.apply(known["logging"])
                 self._frames.send(Kind.KNOWN, number)
                 self._known.set()
             elif kind == Kind.ASK:

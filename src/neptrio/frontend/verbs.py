@@ -25,7 +25,7 @@ from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
 from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.transport import admin_only
 from neptrio.transport.grpc.audit_call import audit_call
@@ -55,16 +55,17 @@ RETRY_S = 0.5  # between two tries to import the handlers
 Announce = Callable[[], Awaitable[None]]
 
 
-class Verbs:
+class ForwardedVerbs:
     """What is the same for all front ends."""
 
-    def __init__(self, services: Services, http_address: str, announce: Announce) -> None:
+    def __init__(self, services: Services, verbs: Verbs, http_address: str, announce: Announce) -> None:
         settings = services.settings
         self.services = services
+        self._verbs = verbs
         self.announce = announce
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(http_address))
         self.http_policy = http_policy(settings, services.tokens)
-        self.app = RestApp(services.at(http_address), self.http_policy, origins)
+        self.app = RestApp(services, verbs.at(http_address), self.http_policy, origins)
         self.policy = grpc_policy(settings, services.tokens)
         self.admin_elsewhere = settings.admin_address is not None
         self.handlers: dict[bytes, Any] = {}
@@ -76,7 +77,8 @@ class Verbs:
             try:
                 self.handlers = await threads.run_surely(
                     all_handlers,
-                    self.services.at(self.services.settings.grpc_address),
+                    self.services,
+                    self._verbs.at(self.services.settings.grpc_address),
                     abandon_on_cancel=True,
                 )
                 self.loaded.set()
@@ -110,7 +112,7 @@ class HttpCall:
 
     def __init__(
         self,
-        verbs: Verbs,
+        verbs: ForwardedVerbs,
         frames: Frames,
         number: int,
         payload: bytes,
@@ -234,7 +236,7 @@ class GrpcCall:
     """
 
     def __init__(
-        self, verbs: Verbs, frames: Frames, number: int, payload: bytes, clients: ClientsOfFront
+        self, verbs: ForwardedVerbs, frames: Frames, number: int, payload: bytes, clients: ClientsOfFront
     ) -> None:
         self._verbs = verbs
         self._frames = frames

@@ -58,6 +58,10 @@ class Sources(Protocol):
     @property
     def loop(self) -> Loop: ...
 
+
+class Counted(Protocol):
+    """The same of verbs (service.Verbs)."""
+
     @property
     def cache(self) -> Cache | None: ...
 
@@ -76,11 +80,13 @@ class Metrics:
         self,
         models: Callable[[], Iterable[Any]],
         services: Sources,
+        verbs: Counted,
         config: MetricsConfig,
         detail: Detail = Detail.USED,
     ) -> None:
         self._models = models
         self._services = services
+        self._verbs = verbs
         self._config = config
         self._detail = detail
         self.host = HostSample()
@@ -92,7 +98,7 @@ class Metrics:
         It is made in slices, between which requests are served: with thousands of models it takes tens
         of milliseconds. All samples of one version are of the same moment.
         """
-        of_models = ModelFamilies(self._config, self._detail, self._services.cache is not None)
+        of_models = ModelFamilies(self._config, self._detail, self._verbs.cache is not None)
         slices = Slices()
         for model in self._models():
             of_models.add(model)
@@ -104,7 +110,7 @@ class Metrics:
         if self._detail is not Detail.TRITON:
             families += [*self._pools(), *self._traces(), self._loop_lag()]
             families += front_ends.families(self.front_ends(), self._detail is Detail.FULL)
-        families += self._services.custom_metrics.collect()
+        families += self._verbs.custom_metrics.collect()
         parts: list[bytes] = []
         for family in families:
             parts += family.render()
@@ -126,8 +132,8 @@ class Metrics:
 
     def _cache(self) -> list[Family]:
         families: list[Family] = []
-        if self._services.cache is not None:
-            s = self._services.cache.statistics()
+        if self._verbs.cache is not None:
+            s = self._verbs.cache.statistics()
             for name, text, value in (
                 ("num_entries", "Number of responses stored in response cache", s.entries),
                 ("num_lookups", "Number of cache lookups in response cache", s.lookups),
@@ -156,7 +162,7 @@ class Metrics:
         return families
 
     def _traces(self) -> list[Family]:
-        service = self._services.trace
+        service = self._verbs.trace
         if service is None:
             return []
         state = service.statistics()

@@ -385,7 +385,7 @@ def marking(send: Any, replica: str) -> Any:
 
 
 async def _ready(core: Any) -> bool:
-    return bool(core.services.metadata.ready())
+    return bool(core.verbs.metadata.ready())
 
 
 def _tell(context: Any, error: GRPCError | TritonError) -> None:

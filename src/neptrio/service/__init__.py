@@ -30,15 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """The services that a transport may call."""
+    """What a request needs on its way from its bytes to admission and back. A front end has all of it."""
 
     settings: Settings
     loop: LoopServices
     admission: Admission
-    metadata: MetadataService
-    statistics: StatisticsService
-    repository: RepositoryService
-    sequences: SequencesService
     workers: Workers
     inflating: InflateBudget
     connections: Connections
@@ -48,11 +44,21 @@ class Services:
     audit: AuditLog | None
     completions: CompletionQueue
     shared_memory: SharedMemoryService
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """What else clients can ask of a server. Front ends pass it on to the engine."""
+
+    metadata: MetadataService
+    statistics: StatisticsService
+    repository: RepositoryService
+    sequences: SequencesService
     trace: TraceService
     logging: LoggingService
     cache: ResponseCache | None
     custom_metrics: CustomMetrics
 
-    def at(self, host: str) -> Services:
+    def at(self, host: str) -> Verbs:
         """The same for clients that come by a listener on `host`, "" for a Unix socket: what they may do depends on it."""
         return replace(self, repository=self.repository.at(host))

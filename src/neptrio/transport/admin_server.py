@@ -30,7 +30,7 @@ from neptrio.addresses import is_loopback
 from neptrio.loop import open_files
 from neptrio.loop.socket_writer import listen
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
@@ -56,13 +56,17 @@ class AdminServer:
     """Listens at --admin-address, accepts connections and drains them."""
 
     def __init__(
-        self, services: Services, metrics: MetricsServer | None, rest_port: int | None = None
+        self,
+        services: Services,
+        verbs: Verbs,
+        metrics: MetricsServer | None,
+        rest_port: int | None = None,
     ) -> None:
         """Without `metrics`, /metrics is not found. `rest_port`: where the console says that clients reach REST. Raises OSError if the address or the certificate cannot be used."""
         settings = services.settings
         address = settings.admin_address
         assert address is not None
-        services = services.at("" if address.path is not None else address.host)
+        verbs = verbs.at("" if address.path is not None else address.host)
         self._services = services
         self._metrics = metrics
         self._unix: UnixListener | None = None
@@ -71,12 +75,12 @@ class AdminServer:
             self._origins = OriginPolicy()
         else:
             self._origins = OriginPolicy((), settings.allowed_host, is_loopback(address.host))
-        self._rest = RestApp(services, policy, self._origins, admin=True)
+        self._rest = RestApp(services, verbs, policy, self._origins, admin=True)
         self._console: Console | None = None
         if settings.console_at("" if address.path is not None else address.host, admin=True):
             found = None if metrics is None else metrics.metrics
-            self._console = Console(services, self._origins, policy, rest_port, found, admin=True)
-        self._grpc = GrpcServer(services, None)
+            self._console = Console(services, verbs, self._origins, policy, rest_port, found, admin=True)
+        self._grpc = GrpcServer(services, verbs, None)
         # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
         self._tls = None if address.path is not None else rest_tls(settings, ["http/1.1", "h2"])
         self._handshakes = Handshakes(self._tls, services.loop)

@@ -34,7 +34,7 @@ from neptrio.codec.http_json import dump_json
 from neptrio.console import pages
 from neptrio.errors import NotFound, TritonError, raise_it
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer
 from neptrio.transport.origin_policy import OriginPolicy
@@ -63,6 +63,7 @@ class Console:
     def __init__(
         self,
         services: Services,
+        verbs: Verbs,
         origins: OriginPolicy,
         policy: HeaderPolicy | None,
         rest_port: int | None,
@@ -72,12 +73,13 @@ class Console:
         """`policy` is that of REST. `rest_port`: where clients reach REST, for the examples that the pages show; None
         if nowhere. `admin`: the console of the admin listener."""
         self._services = services
+        self._verbs = verbs
         self._origins = origins
         self._policy = policy
         self._rest_port = rest_port
         self._metrics = metrics
         self._admin = admin
-        self._rest = RestApp(services, policy, origins, admin)
+        self._rest = RestApp(services, verbs, policy, origins, admin)
         self._pages = pages.read()
         self._started = time.time()
 
@@ -186,13 +188,13 @@ class Console:
 
     def _server(self) -> dict[str, Any]:
         """The server as a whole, now. Bytes and seconds."""
-        services = self._services
+        services, verbs = self._services, self._verbs
         used = resource.getrusage(resource.RUSAGE_SELF)
         host = None if self._metrics is None else self._metrics.host
         return {
             "id": services.settings.id,
             "version": __version__,
-            "ready": services.metadata.ready(),
+            "ready": verbs.metadata.ready(),
             "started": self._started,
             "process": {
                 "pid": os.getpid(),
@@ -203,8 +205,8 @@ class Console:
             "connections": asdict(services.connections.statistics()),
             "held_bytes": services.held.look(),
             "held_bytes_limit": services.held.limit,
-            "cache": None if services.cache is None else asdict(services.cache.statistics()),
-            "traces": asdict(services.trace.statistics()),
+            "cache": None if verbs.cache is None else asdict(verbs.cache.statistics()),
+            "traces": asdict(verbs.trace.statistics()),
         }
 
 

@@ -30,7 +30,7 @@ from neptrio.loop.slices import Slices
 from neptrio.observe.host import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
@@ -66,6 +66,7 @@ class MetricsServer:
     def __init__(
         self,
         services: Services,
+        verbs: Verbs,
         metrics: Metrics,
         listener: socket.socket,
         sampler: HostSampler,
@@ -89,7 +90,7 @@ class MetricsServer:
         self.console: Console | None = None
         if services.settings.console_at(address):
             policy = http_policy(services.settings, services.tokens)
-            self.console = Console(services.at(address), self._origins, policy, rest_port, metrics)
+            self.console = Console(services, verbs.at(address), self._origins, policy, rest_port, metrics)
             services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
         self._port = Port(
             services,

@@ -27,7 +27,7 @@ import trio
 from neptrio.addresses import is_loopback
 from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWAY_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.handshakes import Handshakes
@@ -60,7 +60,7 @@ class RestStatistics:
 class RestServer:
     """Accepts REST connections and drains them."""
 
-    def __init__(self, services: Services, listener: socket.socket) -> None:
+    def __init__(self, services: Services, verbs: Verbs, listener: socket.socket) -> None:
         settings = services.settings
         self._services = services
         self._acceptor = Acceptor(listener, self._start, services.connections.turn)
@@ -69,7 +69,7 @@ class RestServer:
         policy = http_policy(settings, services.tokens)
         self._host = str(listener.getsockname()[0])
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host))
-        self._port = Port(services, self.make_app(services, policy, origins), policy, origins)
+        self._port = Port(services, self.make_app(services, verbs, policy, origins), policy, origins)
         self.http1: set[Http1Connection] = set()
         self.http2: set[RestHttp2Connection] = set()
         self._draining = False
@@ -85,9 +85,11 @@ class RestServer:
 
             self._hypercorn = HypercornServer(services, self._port.app, self._tls, policy)
 
-    def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
+    def make_app(
+        self, services: Services, verbs: Verbs, policy: HeaderPolicy | None, origins: OriginPolicy
+    ) -> RestApp:
         """The app that answers every route."""
-        return RestApp(services.at(self._host), policy, origins)
+        return RestApp(services, verbs.at(self._host), policy, origins)
 
     def _held_bytes(self) -> int:
         one = sum(connection.held_bytes() for connection in self.http1)

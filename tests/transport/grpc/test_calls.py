@@ -215,7 +215,7 @@ def test_a_malformed_deadline(raw: RawClient, value: str, path: str) -> None:
 
 def failures(server: EmbeddedServer, model: str) -> tuple[int, int]:
     """(succeeded, failed) requests of a model."""
-    (plain,) = server.ask(server.server.services.statistics.model_statistics, model, "")["model_stats"]
+    (plain,) = server.ask(server.server.verbs.statistics.model_statistics, model, "")["model_stats"]
     stats = plain["inference_stats"]
     return stats["success"]["count"], stats["fail"]["count"]
 

@@ -16,7 +16,7 @@ def test_health_check(raw: RawClient, service: bytes) -> None:
 
 
 def test_health_watch_follows_readiness(server: EmbeddedServer) -> None:
-    metadata = server.server.services.metadata
+    metadata = server.server.verbs.metadata
     with RawClient(server.grpc) as client:
         client.send(client.headers(1, WATCH) + client.data(1, message(b"")))
         reply = client.replies[1]

@@ -67,7 +67,7 @@ class Running:
         except BaseException:
             self._end()
             raise
-        self._registry = self.engine.core.services.custom_metrics
+        self._registry = self.engine.core.verbs.custom_metrics
         custom_metrics.serving(self._registry)
 
     def ask(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -7,25 +7,25 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from neptrio._proto.grpc.health import v1
-from neptrio.service import Services
+from neptrio.service import Verbs
 
 
 class HealthHandlers(v1.HealthBase):
     """Check returns the state now. Watch sends it now and after each change, until the client or the server ends it."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
 
     def _status(self) -> Any:
         states = v1.HealthCheckResponseServingStatus
-        return states.SERVING if self._services.metadata.ready() else states.NOT_SERVING
+        return states.SERVING if self._verbs.metadata.ready() else states.NOT_SERVING
 
     async def check(self, message: Any) -> v1.HealthCheckResponse:
         return v1.HealthCheckResponse(status=self._status())
 
     async def watch(self, message: Any) -> AsyncIterator[v1.HealthCheckResponse]:
         told = None
-        bell = self._services.metadata.readiness
+        bell = self._verbs.metadata.readiness
         while True:
             seen = bell.rings
             status = self._status()

@@ -36,7 +36,7 @@ from grpclib.const import Status
 from neptrio.loop import threads
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.connections import (
     PLACES,
     PRESSED_IDLE_SECONDS,
@@ -67,13 +67,13 @@ def default_input_limit() -> int:
     return memory_limit.share(2, at_least=5 << 29)
 
 
-def all_handlers(services: Services) -> dict[bytes, Any]:
+def all_handlers(services: Services, verbs: Verbs) -> dict[bytes, Any]:
     """The handlers of all calls other than inference, by path. Imports their modules (rule 6)."""
     from neptrio.transport.grpc.service import servicers
 
     found = {
         path.encode(): handler
-        for servicer in servicers(services)
+        for servicer in servicers(services, verbs)
         for path, handler in servicer.__mapping__().items()
     }
     # the first message of a class costs up to 0.2 s, which would otherwise stop the loop at the first calls
@@ -103,13 +103,14 @@ class GrpcServer:
 
     call_class = HandlerCall  # of calls other than the two inference ones
 
-    def __init__(self, services: Services, listener: socket.socket | None) -> None:
+    def __init__(self, services: Services, verbs: Verbs, listener: socket.socket | None) -> None:
         """Without a listener it serves the connections of the admin listener, which adopt() is given: they are encrypted
         already where they are to be, and the public port's limits on clients do not hold for them."""
         settings = services.settings
         self.admin = listener is None
         self.admin_elsewhere = settings.admin_address is not None and not self.admin
         self.services = services
+        self._verbs = verbs
         self._host = None if listener is None else str(listener.getsockname()[0])
         self.handlers: dict[bytes, Any] = {}
         self.handlers_loaded = trio.Event()
@@ -191,10 +192,12 @@ class GrpcServer:
         return self._accepted
 
     async def load_handlers(self) -> None:
-        served = self.services if self._host is None else self.services.at(self._host)
+        verbs = self._verbs if self._host is None else self._verbs.at(self._host)
         while not self.handlers_loaded.is_set():
             try:
-                self.handlers |= await threads.run_surely(all_handlers, served, abandon_on_cancel=True)
+                self.handlers |= await threads.run_surely(
+                    all_handlers, self.services, verbs, abandon_on_cancel=True
+                )
                 self.handlers_loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)

@@ -33,7 +33,7 @@ from neptrio._proto.inference import (
 from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.slices import gathered
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.transport.grpc.encoded import Encoded
 from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
@@ -61,35 +61,34 @@ async def encoded(texts: Iterable[bytes]) -> Encoded:
 class InferenceHandlers(SharedMemoryHandlers):
     """All methods of GRPCInferenceService except ModelInfer (infer.py) and ModelStreamInfer (stream_infer.py)."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, verbs: Verbs) -> None:
         self._services = services
+        self._verbs = verbs
 
     async def server_live(self, message: Any) -> ServerLiveResponse:
-        return ServerLiveResponse(live=self._services.metadata.live())
+        return ServerLiveResponse(live=self._verbs.metadata.live())
 
     async def server_ready(self, message: Any) -> ServerReadyResponse:
-        return ServerReadyResponse(ready=self._services.metadata.ready())
+        return ServerReadyResponse(ready=self._verbs.metadata.ready())
 
     async def model_ready(self, message: Any) -> ModelReadyResponse:
-        return ModelReadyResponse(
-            ready=await self._services.metadata.model_ready(message.name, message.version)
-        )
+        return ModelReadyResponse(ready=await self._verbs.metadata.model_ready(message.name, message.version))
 
     async def server_metadata(self, message: Any) -> ServerMetadataResponse:
-        return ServerMetadataResponse(**self._services.metadata.server())
+        return ServerMetadataResponse(**self._verbs.metadata.server())
 
     async def model_metadata(self, message: Any) -> ModelMetadataResponse:
-        plain = self._services.metadata.model(message.name, message.version)
+        plain = self._verbs.metadata.model(message.name, message.version)
         for key in ("inputs", "outputs"):
             plain[key] = [ModelMetadataResponseTensorMetadata(**tensor) for tensor in plain[key]]
         return ModelMetadataResponse(**plain)
 
     async def model_config(self, message: Any) -> ModelConfigResponse:
-        config = self._services.metadata.config_message(message.name, message.version)
+        config = self._verbs.metadata.config_message(message.name, message.version)
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 
     async def model_statistics(self, message: Any) -> Encoded:
-        texts = self._services.statistics.texts(message.name, message.version, "protobuf", _statistics_text)
+        texts = self._verbs.statistics.texts(message.name, message.version, "protobuf", _statistics_text)
         return await encoded(texts)
 
     async def log_settings(self, message: Any) -> LogSettingsResponse:
@@ -97,12 +96,12 @@ class InferenceHandlers(SharedMemoryHandlers):
         for key, value in message.settings.items():
             given = (value.bool_param, value.uint32_param, value.string_param)
             changes[key] = next((v for v in given if v is not None), None)
-        settings = self._services.logging.update(changes, "grpc")
+        settings = self._verbs.logging.update(changes, "grpc")
         return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
 
     async def trace_setting(self, message: Any) -> TraceSettingResponse:
         given = {key: list(setting.value) for key, setting in message.settings.items()}
-        settings = await self._services.trace.update(given, message.model_name, "grpc")
+        settings = await self._verbs.trace.update(given, message.model_name, "grpc")
         return TraceSettingResponse(
             settings={
                 key: TraceSettingResponseSettingValue(value=value if isinstance(value, list) else [value])
@@ -111,7 +110,7 @@ class InferenceHandlers(SharedMemoryHandlers):
         )
 
     async def repository_index(self, message: Any) -> Encoded:
-        rows = await self._services.repository.index_texts(
+        rows = await self._verbs.repository.index_texts(
             message.ready, "protobuf", _index_text, message.repository_name
         )
         return await encoded(rows)
@@ -139,7 +138,7 @@ class InferenceHandlers(SharedMemoryHandlers):
                 parameters[key] = value.bool_param
             else:
                 raise InvalidArgument(f"unrecognized load parameter '{shown(key)}'.")
-        await self._services.repository.load(message.model_name, parameters, message.repository_name)
+        await self._verbs.repository.load(message.model_name, parameters, message.repository_name)
         return RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, message: Any) -> RepositoryModelUnloadResponse:
@@ -151,7 +150,7 @@ class InferenceHandlers(SharedMemoryHandlers):
                         "invalid value type for 'unload_dependents' parameter, expected bool_param."
                     )
                 dependents = value.bool_param
-        await self._services.repository.unload(message.model_name, dependents, message.repository_name)
+        await self._verbs.repository.unload(message.model_name, dependents, message.repository_name)
         return RepositoryModelUnloadResponse()
 
 
@@ -183,6 +182,6 @@ def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:
     )
 
 
-def servicers(services: Services) -> list[Any]:
+def servicers(services: Services, verbs: Verbs) -> list[Any]:
     """The grpclib servicers of all services on the gRPC port."""
-    return [InferenceHandlers(services), HealthHandlers(services), ReflectionV1(), ReflectionV1Alpha()]
+    return [InferenceHandlers(services, verbs), HealthHandlers(verbs), ReflectionV1(), ReflectionV1Alpha()]

@@ -17,7 +17,7 @@ from neptrio.errors import Cancelled, Internal, InvalidArgument, TritonError, ra
 from neptrio.limits import LONGEST_NAME, MIN_BYTES_PER_SECOND, body_bytes
 from neptrio.loop.slices import Slices, gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.audit import AuditLog
 from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.sequences import parse_id, parse_owner
@@ -105,12 +105,14 @@ class RestApp:
     def __init__(
         self,
         services: Services,
+        verbs: Verbs,
         policy: HeaderPolicy | None = None,
         origins: OriginPolicy | None = None,
         admin: bool = False,
     ) -> None:
         """`admin`: the app of the admin listener."""
         self._services = services
+        self._verbs = verbs
         self._admin = admin
         self._admin_elsewhere = services.settings.admin_address is not None and not admin
         self._policy = policy
@@ -335,21 +337,21 @@ class RestApp:
         )
 
     async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return (200 if self._services.metadata.live() else 400), TEXT, []
+        return (200 if self._verbs.metadata.live() else 400), TEXT, []
 
     async def _ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return (200 if self._services.metadata.ready() else 400), TEXT, []
+        return (200 if self._verbs.metadata.ready() else 400), TEXT, []
 
     async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        if await self._services.metadata.model_ready(route.model, route.version):
+        if await self._verbs.metadata.model_ready(route.model, route.version):
             return 200, TEXT, []
         return 400, JSON, [b'{"error":"Model version not ready"}']
 
     async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.metadata.server())]
+        return 200, JSON, [dump_json(self._verbs.metadata.server())]
 
     async def _openai_models(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, await openai.models(self._services, scope.get(CLIENT), route.model)
+        return 200, JSON, await openai.models(self._verbs, scope.get(CLIENT), route.model)
 
     async def _openapi(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(openapi.document())]
@@ -360,7 +362,7 @@ class RestApp:
         owner = scope.get(CLIENT)
         found: dict[str, Any] = {}  # the newest version counts
         slices = Slices()
-        for model in self._services.metadata.serving():
+        for model in self._verbs.metadata.serving():
             if owner is None or owner.client.covers(model.name):
                 found[model.name] = model.config
                 if len(found) > openapi.MOST_MODELS:
@@ -372,15 +374,15 @@ class RestApp:
     _home = _reference
 
     async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]
+        return 200, JSON, [dump_json(self._verbs.metadata.model(route.model, route.version))]
 
     async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         marked = b"defaulted=true" in scope["query_string"].split(b"&")
-        return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version, marked))]
+        return 200, JSON, [dump_json(self._verbs.metadata.config(route.model, route.version, marked))]
 
     async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
-        statistics = self._services.statistics
+        statistics = self._verbs.statistics
         if detail == NOTHING:
             rows = await gathered(statistics.texts(route.model, route.version, "json", dump_json), b",")
         else:
@@ -389,22 +391,20 @@ class RestApp:
         return 200, JSON, [b'{"model_stats":[', rows, b"]," if len(others) > 1 else b"]", others]
 
     async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        found = await self._services.sequences.list(route.model, route.version, scope.get(CLIENT))
+        found = await self._verbs.sequences.list(route.model, route.version, scope.get(CLIENT))
         return 200, JSON, [dump_json(found)]
 
     async def _sequence_end(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         query = scope["query_string"].decode("latin-1")
         sequence_id, owner = parse_id(route.sequence, query), parse_owner(query)
-        ended = self._services.sequences.end(
-            route.model, route.version, sequence_id, scope.get(CLIENT), owner
-        )
+        ended = self._verbs.sequences.end(route.model, route.version, sequence_id, scope.get(CLIENT), owner)
         return 200, JSON, [dump_json(ended)]
 
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":
-            return 200, JSON, [dump_json(self._services.logging.settings())]
+            return 200, JSON, [dump_json(self._verbs.logging.settings())]
         changes = members(await self._document(scope, await self._body(scope, receive)))
-        return 200, JSON, [dump_json(self._services.logging.update(changes))]
+        return 200, JSON, [dump_json(self._verbs.logging.update(changes))]
 
     async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory
@@ -446,14 +446,14 @@ class RestApp:
         return 200, JSON, []
 
     async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        trace = self._services.trace
+        trace = self._verbs.trace
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(trace.settings(route.model))]
         given = members(await self._document(scope, await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
+        traces = self._verbs.trace.recent(scope["query_string"].decode("latin-1"))
         return 200, JSON, [b"[", await gathered(map(bytes, traces), b","), b"]"]
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -466,7 +466,7 @@ class RestApp:
                     f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
                 )
             asked[name] = document.get(name, asked[name])
-        repository = self._services.repository
+        repository = self._verbs.repository
         if asked["timings"]:
             rows = await repository.index_rows(asked["ready"], timings=True, repository=route.repository)
             return 200, JSON, [b"[", await in_slices(rows, dump_json, b","), b"]"]
@@ -492,15 +492,15 @@ class RestApp:
                 else bytes_text(await self._services.workers.run(lambda: dump_json(config)))
             )
             parameters = {**parameters, "config": plain}
-        return 200, JSON, [await self._services.repository.check(route.model, parameters)]
+        return 200, JSON, [await self._verbs.repository.check(route.model, parameters)]
 
     async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters, _ = await self._load_parameters(scope, receive)
-        await self._services.repository.load(route.model, parameters, route.repository)
+        await self._verbs.repository.load(route.model, parameters, route.repository)
         return 200, JSON, []
 
     async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(await self._services.repository.progress(route.model))]
+        return 200, JSON, [dump_json(await self._verbs.repository.progress(route.model))]
 
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters, _ = await self._load_parameters(scope, receive)
@@ -509,7 +509,7 @@ class RestApp:
             raise InvalidArgument(
                 "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
             )
-        await self._services.repository.unload(route.model, dependents, route.repository)
+        await self._verbs.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
 
 

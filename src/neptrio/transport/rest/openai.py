@@ -33,7 +33,7 @@ from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonEr
 from neptrio.loop.slices import Slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
-from neptrio.service import Services
+from neptrio.service import Services, Verbs
 from neptrio.service.tokens import Account
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
@@ -437,14 +437,14 @@ class HttpOpenAi:
         return codec.usage(prompts, sum(choice.tokens for choice in self._choices))
 
 
-async def models(services: Services, owner: Account | None, name: str = "") -> list[bytes]:
+async def models(verbs: Verbs, owner: Account | None, name: str = "") -> list[bytes]:
     """The models that serve this API and that the client may use, or the one of that name: parts of a JSON text.
 
     Raises NotFound.
     """
     rows: dict[str, bytes] = {}
     slices = Slices()
-    for model in services.metadata.serving(name):
+    for model in verbs.metadata.serving(name):
         if model.openai is not None and (owner is None or owner.client.covers(model.name)):
             created = model.loaded_at_ms // 1000
             row = {"id": model.name, "object": "model", "created": created, "owned_by": "neptrio"}
