@@ -123,7 +123,6 @@ class Server:
             connections=Connections(
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
             ),
-            completions=self.completions,
             shared_memory=self.shared_memory,
         )
         self.verbs = Verbs(

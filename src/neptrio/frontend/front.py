@@ -20,7 +20,6 @@ import pickle
 import signal
 import socket
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import trio
@@ -191,7 +190,6 @@ class Front:
         self._look_ns = LATE_NS
         self._draining = trio.Event()
         self._known = trio.Event()  # the first table of models has come
-        nothing: Any = SimpleNamespace()  # nobody posts here
         self._logging = LoggingService(settings)
         workers = Workers()
         inflating = InflateBudget(workers)
@@ -213,7 +211,6 @@ class Front:
                 open_files.limit(),
                 self._turn,
             ),
-            completions=nothing,
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
         )
         self._services.held.add(lambda: inflating.held)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from neptrio.codec.inflate_budget import InflateBudget
     from neptrio.execution.admission import Admission
-    from neptrio.loop.mailbox import CompletionQueue
     from neptrio.loop.workers import Workers
     from neptrio.observe.custom_metrics import CustomMetrics
     from neptrio.scheduling.base import LoopServices
@@ -42,7 +41,6 @@ class Services:
     held: HeldBytes
     tokens: Clients | None
     audit: AuditLog | None
-    completions: CompletionQueue
     shared_memory: SharedMemoryService
 
 
