@@ -69,7 +69,6 @@ OF_STATISTICS = {
     "live": "true: adds what is queued and executing now",
     "since_start": "true: adds the sums over all loads of each version",
 }
-NO_BODY: dict[str, str] = {}
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("infer", "POST"): Operation(
