@@ -30,4 +30,3 @@ cdef class KnownTexts:
     cdef int offer(self, const unsigned char* text, Py_ssize_t size, InferRequest request, object owner,
                    bint binary_default) except -1
 
-cdef uint64_t hash_of(const unsigned char* text, Py_ssize_t size) noexcept nogil

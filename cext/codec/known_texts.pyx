@@ -17,27 +17,12 @@ Rules:
  5. Everything runs with the GIL.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdint cimport uint64_t
+from libc.string cimport memcmp, memset
 
 from neptrio.codec.protobuf cimport Slice
+from neptrio.request.hashed cimport hash_of
 from neptrio.request.infer_request cimport DT_BYTES, InferRequest, RequestedOutput, Tensor
-
-
-cdef uint64_t hash_of(const unsigned char* text, Py_ssize_t size) noexcept nogil:
-    cdef uint64_t h = <uint64_t>size, word
-    while size >= 8:
-        memcpy(&word, text, 8)
-        h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        h ^= h >> 32
-        text += 8
-        size -= 8
-    if size:
-        word = 0
-        memcpy(&word, text, size)
-        h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        h ^= h >> 32
-    return h
 
 
 cdef RequestedOutput copy_of(RequestedOutput output):

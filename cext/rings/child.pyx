@@ -228,6 +228,15 @@ cdef class ChildEnd(GivenReader):
         packer.reset()
         return packer
 
+    cdef Packer timed(self, int64_t began, int64_t made, int64_t executed, int64_t packed):
+        """Begins what ends a batch."""
+        cdef Packer packer = self.checkout()
+        packer.u64(began)
+        packer.u64(made)
+        packer.u64(executed)
+        packer.u64(packed)
+        return packer
+
     cdef int send(self, uint32_t kind, uint64_t id, Packer packer, list refers) except -1:
         """Sends the packed message. `refers`: what it refers to in the shared memory, None for nothing."""
         cdef Entry entry
@@ -263,23 +272,15 @@ cdef class ChildEnd(GivenReader):
 
         `failed(text)` words the error of a response that cannot be sent; `given` is the batch's message.
         """
-        cdef Packer packer = self.checkout()
+        cdef Packer packer = self.timed(began, made, executed, packed)
         cdef list refers = []
-        packer.u64(began)
-        packer.u64(made)
-        packer.u64(executed)
-        packer.u64(packed)
         packer.u32(0)
         self.pack.answers(packer, answers, refers, failed, given)
         self.send(RESULT, number, packer, refers or None)
 
     def failure(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, str text):
         """Sends that a whole batch failed."""
-        cdef Packer packer = self.checkout()
-        packer.u64(began)
-        packer.u64(made)
-        packer.u64(executed)
-        packer.u64(packed)
+        cdef Packer packer = self.timed(began, made, executed, packed)
         packer.u32(1)
         packer.text(text)
         self.send(RESULT, number, packer, None)

@@ -65,6 +65,11 @@ def _array(InputBytes source not None):
     return array
 
 
+cdef Reader reader_of(GivenMessage message) noexcept:
+    """Reads its own part, which the server does not change."""
+    return Reader(message.base, message.base + message.size, False)
+
+
 cdef class GivenReader:
     """Makes requests and responses of messages. `links` knows the segments that came over the socket."""
 
@@ -92,13 +97,10 @@ cdef class GivenReader:
 
     def requests(self, uint64_t number, GivenMessage message not None) -> list:
         """What execute() is called with."""
-        cdef Reader reader
+        cdef Reader reader = reader_of(message)
         cdef uint32_t i, j, n, inputs, extra, flags, count
         cdef list made = [], names, wanted
         cdef str context
-        reader.at = message.base
-        reader.end = message.base + message.size
-        reader.bad = False
         n = read_u32(&reader)
         for i in range(n):
             request = InferenceRequest.__new__(InferenceRequest)
@@ -167,11 +169,8 @@ cdef class GivenReader:
 
     def response(self, GivenMessage message not None):
         """(InferenceResponse or None, final) of a response of another model."""
-        cdef Reader reader
+        cdef Reader reader = reader_of(message)
         cdef uint32_t flags
-        reader.at = message.base
-        reader.end = message.base + message.size
-        reader.bad = False
         flags = read_u32(&reader)
         if flags & NULL_RESPONSE:
             return None, bool(flags & FINAL)
@@ -190,9 +189,6 @@ cdef class GivenReader:
 
     def sequence_end(self, GivenMessage message not None):
         """(correlation id, reason)."""
-        cdef Reader reader
-        reader.at = message.base
-        reader.end = message.base + message.size
-        reader.bad = False
+        cdef Reader reader = reader_of(message)
         id = read_text(&reader) if read_u32(&reader) else read_u64(&reader)
         return id, read_text(&reader)

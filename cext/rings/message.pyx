@@ -18,6 +18,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
+from neptrio.request.hashed cimport hash_of
 from neptrio.request.infer_request cimport Tensor
 from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32, read_u64
 
@@ -203,15 +204,4 @@ cdef uint64_t head_size(const char* data, uint64_t size) noexcept nogil:
 
 cdef uint64_t slot_of(const char* data, uint64_t size) noexcept nogil:
     """Where among SLOTS something with these bytes is kept."""
-    cdef uint64_t mixed = size, word
-    while size >= 8:
-        memcpy(&word, data, 8)
-        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        mixed ^= mixed >> 32
-        data += 8
-        size -= 8
-    if size:
-        word = 0
-        memcpy(&word, data, size)
-        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
-    return (mixed >> 40) % SLOTS
+    return (hash_of(<const unsigned char*>data, <Py_ssize_t>size) >> 40) % SLOTS

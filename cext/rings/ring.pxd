@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef enum:
     LINE = 64            # bytes of a cache line: what two sides write lies on lines of their own
-    RING_HEAD = 256      # tail, head, asleep, blocked: a line each
+    RING_HEAD = 256      # tail, head, asleep: a line each
     ENTRY = 32           # sizeof(Entry)
 
 cdef struct Entry:
@@ -34,8 +34,6 @@ cdef bint ring_sleep(RingEnd* ring) noexcept nogil                       # False
 cdef void ring_stay(RingEnd* ring) noexcept nogil                        # undoes ring_sleep
 cdef bint ring_spin(RingEnd* ring, int64_t spin_ns) noexcept nogil  # whether something came meanwhile
 cdef int ring_wait(RingEnd* ring, int64_t spin_ns, int64_t timeout_ns) noexcept nogil  # 1 something, 0 time, -1 signal
-cdef void ring_set_blocked(RingEnd* ring) noexcept nogil                 # the producer waits for room
-cdef bint ring_take_blocked(RingEnd* ring) noexcept nogil                # asked by the consumer after it advanced
 
 cdef class Segment:
     cdef object map                  # the mmap, which holds a descriptor of its own

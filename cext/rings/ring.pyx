@@ -9,8 +9,7 @@ descriptors of them.
     line 0    tail      entries that were pushed, ever; written by the producer
     line 1    head      entries that were taken, ever; written by the consumer
     line 2    asleep    1: the consumer sleeps, or is about to; the producer clears it and wakes
-    line 3    blocked   1: the producer waits for room; the consumer clears it and tells
-    then      entries of 32 bytes
+    then      a line that nothing uses, and entries of 32 bytes
 
 Waking: the consumer sets `asleep`, looks once more, sleeps on the word (a futex) or on a descriptor
 of its own (an eventfd in the server's epoll). The producer pushes, then looks at `asleep`. A full
@@ -130,16 +129,6 @@ cdef int ring_wait(RingEnd* ring, int64_t spin_ns, int64_t timeout_ns) noexcept 
     if SHARED_LOAD64(ring.base) != ring.own:
         return 1
     return -1 if how < 0 else 0
-
-
-cdef void ring_set_blocked(RingEnd* ring) noexcept nogil:
-    SHARED_STORE32(ring.base + 3 * LINE, 1)
-    SHARED_FENCE()
-
-
-cdef bint ring_take_blocked(RingEnd* ring) noexcept nogil:
-    SHARED_FENCE()
-    return SHARED_LOAD32(ring.base + 3 * LINE) != 0 and SHARED_SWAP32(ring.base + 3 * LINE, 0) != 0
 
 
 def is_sealed(int fd, size_t size) -> bool:

@@ -8,8 +8,8 @@ from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
 cdef class AnswerReader(Channel):
-    cdef uint64_t copied_bytes       # of tensors that were copied on their way here or there, once each time
-    cdef uint64_t in_place_bytes     # and that crossed without a copy
+    cdef readonly uint64_t copied    # bytes of tensors that were copied on their way here or there, once each time
+    cdef readonly uint64_t in_place  # and that crossed without a copy
     cdef Block block                 # of the batch that is answered, for a result
     cdef list bodies                 # tensors of that batch that lie in the bodies' area, or None
     cdef InferResponse response(self, uint32_t how)

@@ -81,11 +81,11 @@ cdef class AnswerReader(Channel):
             raise Violation("a tensor elsewhere, named by a message that is not lent")
         self.place(made, data, nbytes)
         if place == HERE:
-            self.copied_bytes += nbytes
+            self.copied += nbytes
         else:
-            self.in_place_bytes += nbytes
+            self.in_place += nbytes
         if made.ptr != data or self.private:
-            self.copied_bytes += nbytes
+            self.copied += nbytes
         elif place == GIVEN:
             made.owner = owner
         if made.dtype == DT_BYTES:

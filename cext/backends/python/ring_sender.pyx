@@ -214,13 +214,13 @@ cdef class RingSender(AnswerReader):
         for tensor in request.inputs:
             if self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
                 pack_tensor(packer, tensor, tensor.ptr - self.segment.base)
-                self.in_place_bytes += tensor.nbytes
+                self.in_place += tensor.nbytes
                 if under.bodies is None:
                     under.bodies = []
                 under.bodies.append(tensor)
             else:
                 pack_tensor(packer, tensor, 0)
-                self.copied_bytes += tensor.nbytes
+                self.copied += tensor.nbytes
         return 0
 
     cdef bint fit(self, Tensor tensor) noexcept:
@@ -263,7 +263,7 @@ cdef class RingSender(AnswerReader):
                 packer.u32(<uint32_t>len(response.outputs or ()))
                 for tensor in response.outputs or ():
                     pack_tensor(packer, tensor, 0)
-                    self.copied_bytes += tensor.nbytes
+                    self.copied += tensor.nbytes
         self.send(self.work if waits else self.control, ANSWER if waits else CALL_RESPONSE, key, packer, None, None)
 
     def return_memory(self, uint64_t offset):

@@ -375,18 +375,8 @@ cdef class ServerEnd(RingSender):
         return {
             **Channel.statistics(self), "batches": len(self.batches), "open": len(self.open), "untold": len(self.passed),
             "peak": self.area.slab.peak, "bodies": self.received_into.used,
-            "copied": self.copied_bytes, "in_place": self.in_place_bytes,
+            "copied": self.copied, "in_place": self.in_place,
         }
-
-    @property
-    def copied(self) -> int:
-        """Bytes of tensors that were copied on their way here or there, once each time."""
-        return self.copied_bytes
-
-    @property
-    def in_place(self) -> int:
-        """Bytes of tensors that crossed without a copy."""
-        return self.in_place_bytes
 
 
 cdef int leave_out(InferRequest request, InferResponse response) except -1:

@@ -17,7 +17,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
 from neptrio.codec.digits cimport digits
-from neptrio.codec.known_texts cimport hash_of
+from neptrio.request.hashed cimport hash_of
 
 cdef enum:
     MOST_HEAD = 8 << 10    # most bytes of a request's head

@@ -24,7 +24,7 @@ bytes go to the engine over a socket (frames), which answers them with the same 
 Rules:
  1. A front end is expendable. Its end takes its own connections along and nothing else: the engine cancels its requests,
     gives its memory back and starts another.
- 2. The engine believes nothing that a front end writes (channel, rule 2). One that writes what cannot be is killed.
+ 2. The engine believes nothing that a front end writes (rule 2 of cext/rings/channel). One that writes what cannot be is killed.
  3. A front end that loses the engine ends at once; the kernel makes sure of it (PR_SET_PDEATHSIG).
  4. Front ends are forked from a template (template), which was started afresh: it has no threads and none of the
     engine's sockets.
