@@ -35,7 +35,8 @@ from neptrio.backends.kernel.cuda_launch cimport (
     find_addresses,
     kernels,
 )
-from neptrio.backends.kernel.cuda_memory cimport DeviceBlock, DevicePool, PinnedBlock, new_device_block
+from neptrio.backends.kernel.cuda_memory cimport DeviceBlock, DevicePool, new_device_block
+from neptrio.backends.kernel.cuda_pinned cimport PinnedBlock
 from neptrio.backends.kernel.cuda_pipeline cimport run_device, work_off
 from neptrio.backends.kernel.cuda_queue cimport SMALL_BLOCK, DeviceQueue, Queue, Slot
 from neptrio.backends.kernel.plan cimport Block, KernelPlan, Plan, PlanTensor, new_block, run_end

@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.execution.batch cimport Batch
-from neptrio.backends.kernel.cuda_memory cimport Memory, Pin
+from neptrio.backends.kernel.cuda_memory cimport Memory
+from neptrio.backends.kernel.cuda_pinned cimport Pin
 from neptrio.backends.kernel.cuda_queue cimport DeviceQueue, Graph, Queue, Slot
 from neptrio.backends.kernel.plan cimport Plan
 from neptrio.loop.mailbox cimport Work

@@ -36,13 +36,12 @@ cimport cuda.bindings.cydriver as cu
 from neptrio.execution.batch cimport Batch
 from neptrio.backends.kernel.cuda_graph cimport end_recording, graph_of, not_recorded
 from neptrio.backends.kernel.cuda_memory cimport (
-    PINNED,
     DeviceBlock,
     allocate,
     give_access,
-    pin,
     wait_stream,
 )
+from neptrio.backends.kernel.cuda_pinned cimport PINNED, pin
 from neptrio.backends.kernel.cuda_queue cimport SLOTS, SMALL_BLOCK, Graph, Queue, Slot, ensure
 from neptrio.backends.kernel.plan cimport KernelArgument, KernelLaunch, Plan, PlanTensor
 from neptrio.request.infer_request cimport Tensor, now_ns

@@ -1,8 +1,6 @@
-# Memory of a GPU: the device's pool, blocks of it that tensors own, and page-locked host memory for outputs.
+# Memory of a GPU: the device's pool, and blocks of it that tensors own.
 from libc.stdint cimport int64_t, uint64_t
 cimport cuda.bindings.cydriver as cu
-
-from neptrio.backends.kernel.plan cimport Block
 
 cdef struct Memory:             # what threads without the GIL use of a device
     cu.CUcontext context
@@ -13,22 +11,11 @@ cdef struct Memory:             # what threads without the GIL use of a device
     int broken                  # the error that ended the context, 0 while it works; never cleared
     int doubts                  # how many calls in a row had an error that may pass
 
-cdef struct Pin:                # host memory for outputs
-    char* ptr
-    size_t size
-    int state                   # one of the states below
-
-cdef enum:
-    PIN_NEW                     # the driver does not know it yet
-    PINNED
-    PIN_REFUSED                 # the driver would not lock it: it is ordinary memory
-
 cdef int enter(Memory* memory, cu.CUstreamCaptureMode* before) noexcept nogil
 cdef void leave(cu.CUstreamCaptureMode before) noexcept nogil
 cdef int judged(Memory* memory, int code) noexcept nogil
 cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil
 cdef void nap(int64_t nanoseconds) noexcept nogil
-cdef int pin(Pin* block) noexcept nogil
 cdef int allocate(Memory* memory, cu.CUdeviceptr* address, size_t size, cu.CUstream stream) noexcept nogil
 cdef void give_access(Memory* memory, int device) noexcept nogil
 
@@ -52,26 +39,5 @@ cdef class DeviceBlock:
     cdef readonly size_t nbytes
 
 cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes)
-
-cdef class PinnedBlock
-
-cdef class PinnedPool:
-    cdef DevicePool device
-    cdef public size_t limit        # lowering it frees nothing
-    cdef readonly size_t total
-    cdef readonly size_t used
-    cdef public object on_idle      # called when the last block has come back  # type: Callable[[], object] | None
-    cdef dict idle                  # size -> [address] of locked memory
-    cdef dict lent                  # address -> address of the Pin, of blocks into which inputs are received
-    cdef readonly size_t lent_bytes
-    cdef bint closed
-    cdef Block take(self, size_t nbytes)
-    cdef Pin* holding(self, const char* data, size_t nbytes)
-    cdef object give(self, PinnedBlock owner)
-
-cdef class PinnedBlock(Block):
-    cdef PinnedPool pool
-    cdef Pin pin
-    cdef bint lent
 
 cdef size_t rounded(size_t n) noexcept nogil

@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""Memory of a GPU: a pool per device, blocks of it that tensors own, and page-locked host memory for outputs.
+"""Memory of a GPU: a pool per device, and blocks of it that tensors own. Page-locked host memory: cuda_pinned.
 
 The problem: device memory is used by work that runs later, in streams; but it is freed by Python objects that die at
 any time, on any thread, perhaps after their context is gone. The choice: a block is freed only after the host has
@@ -13,12 +13,11 @@ Rules:
     is never passed to the driver, and host memory that the device may still write to is never used again.
  3. The driver is called without the GIL, and never on the trio thread: blocks die there, so their addresses are noted
     and the device's own thread (driver_thread.py) frees them; copies that the trio thread needs are made there too.
-    Output blocks are locked by the instance's thread that first uses them.
  4. No wait is for ever: streams are asked whether they are done (wait_stream), with naps between.
  5. A pool is closed when nothing of it is in use; `on_idle` is called then. A stream is destroyed only when its work
     has ended.
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -36,9 +35,6 @@ from neptrio.request.infer_request cimport now_ns
 
 from neptrio.backends.kernel.cuda_error import error_name
 
-cdef extern from "<stdlib.h>" nogil:
-    void* aligned_alloc(size_t, size_t)
-
 cdef extern from "<time.h>" nogil:
     cdef struct timespec:
         time_t tv_sec
@@ -46,7 +42,6 @@ cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec*, timespec*)
 
 cdef enum:
-    PAGE = 4096
     PATIENCE = 30           # seconds that copies and closing wait for a device before they give it up
 
 
@@ -59,8 +54,6 @@ cdef size_t rounded(size_t n) noexcept nogil:
         size *= 2
     return size
 
-
-# ---------------------------------------------------------------- device memory
 
 cdef class DevicePool:
     """A GPU's memory pool, and the pool's side stream. The caller owns the handles."""
@@ -386,151 +379,3 @@ cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes):
     block.nbytes = nbytes
     pool.blocks += 1
     return block
-
-
-# ---------------------------------------------------------------- page-locked output blocks
-
-@cython.no_gc_clear  # blocks that the collector frees later return to this pool
-cdef class PinnedPool:
-    """Page-locked host memory for outputs, in powers of two, up to `limit` bytes.
-
-    Beyond the limit, or when the driver refuses more, outputs go to ordinary memory, which is slower.
-    """
-
-    def __init__(self, DevicePool device not None, size_t limit):
-        self.device = device
-        self.limit = limit
-        self.idle = {}
-        self.lent = {}
-
-    cdef Block take(self, size_t nbytes):
-        """A block for outputs. The driver is not called: pin() locks it, on the instance's thread."""
-        cdef size_t size = rounded(nbytes)
-        cdef PinnedBlock block
-        cdef char* pointer = NULL
-        cdef int state = PINNED
-        cdef list idle = self.idle.get(size)
-        if idle:
-            pointer = <char*><uintptr_t>idle.pop()
-        elif self.total + size <= self.limit and not self.closed and not self.device.c.broken:
-            pointer = <char*>aligned_alloc(PAGE, size)
-            if pointer != NULL:
-                self.total += size
-                state = PIN_NEW
-        if pointer == NULL:
-            return new_block(nbytes)
-        block = PinnedBlock.__new__(PinnedBlock)
-        block.ptr = pointer
-        block.nbytes = nbytes
-        block.pin.ptr = pointer
-        block.pin.size = size
-        block.pin.state = state
-        block.pool = self
-        self.used += size
-        return block
-
-    def lend(self, size_t nbytes):
-        # type: (...) -> PinnedBlock | None
-        """A writable block into which an input can be received; None when half of the limit is lent, or there is no
-        room. It is locked by the device's own thread, meanwhile."""
-        cdef PinnedBlock block
-        cdef size_t size = rounded(nbytes)
-        if (self.lent_bytes + size) * 2 > self.limit or self.closed or self.device.post is None:
-            return None
-        found = self.take(nbytes)
-        if type(found) is not PinnedBlock:
-            return None
-        block = found
-        block.lent = True
-        self.lent_bytes += size
-        self.lent[<uintptr_t>block.ptr] = <uintptr_t>&block.pin
-        if block.pin.state == PIN_NEW:
-            self.device.post(block.lock)
-        return block
-
-    cdef Pin* holding(self, const char* data, size_t nbytes):
-        """The block that was lent and in which these bytes lie, or NULL."""
-        cdef Pin* found
-        for number in self.lent.values():
-            found = <Pin*><uintptr_t>number
-            if found.ptr <= data and data + nbytes <= found.ptr + found.size:
-                return found
-        return NULL
-
-    cdef object give(self, PinnedBlock owner):
-        cdef Pin* block = &owner.pin
-        if owner.lent:
-            del self.lent[<uintptr_t>block.ptr]
-            self.lent_bytes -= block.size
-        self.used -= block.size
-        if block.state == PINNED:
-            if not self.device.c.broken:  # or the device may still write there
-                self.idle.setdefault(block.size, []).append(<uintptr_t>block.ptr)
-        else:
-            self.total -= block.size
-            free(block.ptr)
-        if self.used == 0 and self.on_idle is not None:
-            self.on_idle()
-
-    def drop(self):
-        """Unlocks and frees the blocks that are unused. Not on the trio thread."""
-        cdef uintptr_t pointer
-        cdef cu.CUstreamCaptureMode mode
-        cdef int r
-        taken, self.idle = self.idle, {}
-        for size, idle in taken.items():
-            for number in idle:
-                pointer = number
-                if self.device.c.broken:
-                    return
-                with nogil:
-                    r = enter(&self.device.c, &mode)
-                    if r == 0:
-                        r = cu.cuMemHostUnregister(<void*>pointer)
-                        leave(mode)
-                    judged(&self.device.c, r)
-                if r == 0:
-                    free(<void*>pointer)
-                self.total -= <size_t>size
-
-    def close(self):
-        """Frees the blocks. None may be in use. On the device's thread."""
-        self.closed = True
-        self.drop()
-
-
-cdef int pin(Pin* block) noexcept nogil:
-    """Has the driver lock a new block, in the current context. It may refuse: then it stays ordinary memory."""
-    cdef int r
-    if block.state == PIN_NEW:
-        r = cu.cuMemHostRegister(block.ptr, block.size, 1)  # portable
-        block.state = PINNED if r == 0 else PIN_REFUSED
-        return r
-    return 0
-
-
-@cython.no_gc_clear  # the pool must still exist when a block is freed
-cdef class PinnedBlock(Block):
-    """A block of a PinnedPool, writable as a buffer."""
-
-    def lock(self):
-        """Has the driver lock the block. On the device's thread."""
-        cdef cu.CUstreamCaptureMode mode
-        cdef Memory* m = &self.pool.device.c
-        if m.broken or self.pool.closed:
-            return
-        with nogil:
-            if enter(m, &mode) == 0:
-                judged(m, pin(&self.pin))
-                leave(mode)
-
-    def __len__(self):
-        return self.nbytes
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.ptr, self.nbytes, False, flags)
-
-    def __dealloc__(self):
-        if self.pool is not None:
-            self.pool.give(self)
-            self.ptr = NULL  # or Block would free it

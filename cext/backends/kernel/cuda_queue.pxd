@@ -2,7 +2,8 @@
 from libc.stdint cimport int64_t, uint64_t
 cimport cuda.bindings.cydriver as cu
 
-from neptrio.backends.kernel.cuda_memory cimport DevicePool, Memory, PinnedPool
+from neptrio.backends.kernel.cuda_memory cimport DevicePool, Memory
+from neptrio.backends.kernel.cuda_pinned cimport PinnedPool
 from neptrio.backends.kernel.plan cimport Plan
 
 cdef enum:

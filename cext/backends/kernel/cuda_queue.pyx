@@ -22,16 +22,8 @@ from libc.string cimport memset
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.backends.kernel.cuda_error cimport check
-from neptrio.backends.kernel.cuda_memory cimport (
-    DevicePool,
-    PinnedPool,
-    allocate,
-    enter,
-    judged,
-    leave,
-    rounded,
-    wait_stream,
-)
+from neptrio.backends.kernel.cuda_memory cimport DevicePool, allocate, enter, judged, leave, rounded, wait_stream
+from neptrio.backends.kernel.cuda_pinned cimport PinnedPool
 from neptrio.backends.kernel.plan cimport Plan
 
 

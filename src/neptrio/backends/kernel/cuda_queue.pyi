@@ -1,5 +1,6 @@
 # The types of cext/backends/kernel/cuda_queue.pyx, which says what everything does; written by tools/make_stubs.py.
-from neptrio.backends.kernel.cuda_memory import DevicePool, PinnedPool
+from neptrio.backends.kernel.cuda_memory import DevicePool
+from neptrio.backends.kernel.cuda_pinned import PinnedPool
 
 class DeviceQueue:
     @property

@@ -195,7 +195,8 @@ class Device:
             raise
 
     def _make_pools(self) -> None:
-        from neptrio.backends.kernel.cuda_memory import DevicePool, PinnedPool
+        from neptrio.backends.kernel.cuda_memory import DevicePool
+        from neptrio.backends.kernel.cuda_pinned import PinnedPool
 
         driver = self._driver
         properties = driver.CUmemPoolProps()
