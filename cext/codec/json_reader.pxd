@@ -108,5 +108,3 @@ cdef class Reader:
     cdef tuple shape_at(self, Py_ssize_t at)
     cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF
     cdef bint boolean(self, str key) except -1
-
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out, char* limit) except -1 nogil

@@ -13,12 +13,10 @@ Rules:
  5. NaN, Infinity and -Infinity are numbers.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcmp
 
-from neptrio.codec.bounded cimport add_char, add_text
+from neptrio.codec.json_strings cimport decoded, hex4
 from neptrio.codec.number_text cimport (
     NUMBER_EXPONENT,
     NUMBER_FRACTION,
@@ -27,7 +25,6 @@ from neptrio.codec.number_text cimport (
     NUMBER_INVALID,
     NUMBER_OK,
     Number,
-    no_room,
     parse_number,
 )
 
@@ -76,23 +73,6 @@ def too_many(str things, str where, Py_ssize_t most):
     # type: (..., ..., ...) -> InvalidArgument
     """The error for a list with more elements than it may have."""
     return InvalidArgument(f"'{where}' has more than {most} {things}, which is the most that are allowed")
-
-
-cdef int _hex(const unsigned char* p) noexcept nogil:
-    """The value of four hex digits, -1 when they are none."""
-    cdef int value = 0, i
-    cdef unsigned char c
-    for i in range(4):
-        c = p[i]
-        if 48 <= c <= 57:
-            value = value * 16 + c - 48
-        elif 65 <= c <= 70:
-            value = value * 16 + c - 55
-        elif 97 <= c <= 102:
-            value = value * 16 + c - 87
-        else:
-            return -1
-    return value
 
 
 cdef inline bint _enter(Reader s, int close) noexcept nogil:
@@ -199,7 +179,7 @@ cdef class Reader:
         return self.name_length == n and memcmp(self.name, name, n) == 0
 
     cdef str name_text(self):
-        return _decode(self.name, self.name_length, self.name_escaped)
+        return decoded(self.name, self.name_length, self.name_escaped)
 
     cdef int skip(self, int depth) except -1 nogil:
         cdef int c = self.peek()
@@ -299,14 +279,14 @@ cdef class Reader:
                 escape = at
                 c = self.text[at + 1] if at + 1 < self.end else 0
                 if c == b"u":
-                    code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                    code = hex4(self.text + at + 2) if at + 6 <= self.end else -1
                     if code < 0:
                         self.fail("Incorrect hex digit after \\u escape in string.", escape)
                     at += 6
                     if 0xD800 <= code <= 0xDFFF:
                         if code > 0xDBFF or at + 2 > self.end or memcmp(self.text + at, b"\\u", 2) != 0:
                             self.fail("The surrogate pair in string is invalid.", escape)
-                        code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                        code = hex4(self.text + at + 2) if at + 6 <= self.end else -1
                         if code < 0:
                             self.fail("Incorrect hex digit after \\u escape in string.", escape)
                         if not 0xDC00 <= code <= 0xDFFF:
@@ -327,7 +307,7 @@ cdef class Reader:
         cdef Py_ssize_t start = self.at + 1
         cdef bint escaped
         self.skip_string(&escaped)
-        return _decode(self.text + start, self.at - 1 - start, escaped)
+        return decoded(self.text + start, self.at - 1 - start, escaped)
 
     cdef int built(self, Py_ssize_t size) except -1:
         self.made += size
@@ -455,70 +435,6 @@ cdef class Reader:
                 if not self.next_element():
                     break
         return tuple(dims)
-
-
-cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
-    cdef bytes plain
-    if not escaped:
-        return PyUnicode_DecodeUTF8(<const char*>p, n, b"surrogateescape")
-    plain = PyBytes_FromStringAndSize(NULL, n)
-    n = unescape(p, n, PyBytes_AS_STRING(plain), PyBytes_AS_STRING(plain) + n)
-    return PyUnicode_DecodeUTF8(PyBytes_AS_STRING(plain), n, b"surrogateescape")
-
-
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out, char* limit) except -1 nogil:
-    """Resolves the escapes of a string that skip_string() has accepted; the result is shorter than a text that has any."""
-    cdef const unsigned char* end = p + n
-    cdef char* start = out
-    cdef char[4] utf8
-    cdef unsigned char c
-    cdef uint32_t code
-    while p < end:
-        c = p[0]
-        if c != b"\\":
-            out = add_char(out, limit, <char>c)
-            p += 1
-            continue
-        c = p[1]
-        p += 2
-        if c == b"u":
-            code = <uint32_t>_hex(p)
-            p += 4
-            if 0xD800 <= code <= 0xDBFF:
-                code = 0x10000 + ((code - 0xD800) << 10) + <uint32_t>_hex(p + 2) - 0xDC00
-                p += 6
-            if code < 0x80:
-                out = add_char(out, limit, <char>code)
-            elif code < 0x800:
-                utf8[0] = <char>(0xC0 | (code >> 6))
-                utf8[1] = <char>(0x80 | (code & 0x3F))
-                out = add_text(out, limit, utf8, 2)
-            elif code < 0x10000:
-                utf8[0] = <char>(0xE0 | (code >> 12))
-                utf8[1] = <char>(0x80 | ((code >> 6) & 0x3F))
-                utf8[2] = <char>(0x80 | (code & 0x3F))
-                out = add_text(out, limit, utf8, 3)
-            else:
-                utf8[0] = <char>(0xF0 | (code >> 18))
-                utf8[1] = <char>(0x80 | ((code >> 12) & 0x3F))
-                utf8[2] = <char>(0x80 | ((code >> 6) & 0x3F))
-                utf8[3] = <char>(0x80 | (code & 0x3F))
-                out = add_text(out, limit, utf8, 4)
-            continue
-        if c == b"b":
-            c = 8
-        elif c == b"f":
-            c = 12
-        elif c == b"n":
-            c = 10
-        elif c == b"r":
-            c = 13
-        elif c == b"t":
-            c = 9
-        out = add_char(out, limit, <char>c)
-    if out >= limit:
-        no_room()
-    return out - start
 
 
 cdef class ArrayText:

@@ -26,7 +26,8 @@ from libc.string cimport memcpy
 
 from neptrio.request.sched cimport sched_yield
 from neptrio.codec.bounded cimport add_char, add_text
-from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop, unescape
+from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop
+from neptrio.codec.json_strings cimport unescape
 from neptrio.codec.json_writer cimport Writer
 from neptrio.codec.number_text cimport (
     NUMBER_HUGE,
