@@ -247,8 +247,9 @@ def test_busy_tasks_and_busy_sockets_take_turns(mode: str) -> None:
                     nursery.start_soon(loop.poller.read, other, lambda: True)  # leaves it readable
                     for _ in range(20):
                         await trio.lowlevel.checkpoint()
-                    with trio.move_on_after(0.001):
+                    with trio.move_on_after(0.001) as sleep:
                         await trio.sleep_forever()
+                    assert sleep.cancelled_caught  # and not the nursery, whose task goes on
                     nursery.cancel_scope.cancel()
 
     trio.run(main)

@@ -232,6 +232,8 @@ def test_random_frames(attacker: RawClient, process: ServerProcess) -> None:
             pour(client, b"".join(kinds))
             client.sock.shutdown(socket.SHUT_WR)
             client.until_closed()
+    with Http2(process.http) as neighbour:
+        assert neighbour.request("POST", INFER, GOOD).status == 200
 
 
 @pytest.mark.slow
