@@ -72,21 +72,21 @@ Pass = Callable[[], None]
 def ends(server: Server) -> tuple[Any, Any]:
     """Both sides of the way between the engine and a front end."""
     from neptrio.frontend.channel import Layout
-    from neptrio.frontend.engine_end import EngineEnd
-    from neptrio.frontend.front_end import FrontEnd
+    from neptrio.frontend.engine_side import EngineSide
+    from neptrio.frontend.front_side import FrontSide
     from neptrio.rings.ring import Segment
     from triton_python_backend_utils._process.reserved import sealed_memory
 
     layout = Layout(1 << 26)
     memory = sealed_memory("hotpath", layout.size)
     ours = Segment(memory, layout.size)
-    end = EngineEnd(ours, layout, lambda: None, lambda: None, server.services, None)
-    return end, FrontEnd(ours, layout, lambda: None, lambda: None)
+    end = EngineSide(ours, layout, lambda: None, lambda: None, server.services, None)
+    return end, FrontSide(ours, layout, lambda: None, lambda: None)
 
 
 def behind(server: Server) -> tuple[Any, Pass]:
     """The services of a front end, and a pass of both loops."""
-    from neptrio.frontend.front_end import RemoteAdmission, RemoteSharedMemory
+    from neptrio.frontend.front_side import RemoteAdmission, RemoteSharedMemory
 
     end, front = ends(server)
     loop_pass = server.loop.loop_pass
@@ -259,7 +259,7 @@ async def unary(
 
 async def engine(server: Server, count: int, meter: Meter) -> None:
     """`count` requests that a front end has decoded, 32 at a time: what is measured is the engine's part alone."""
-    from neptrio.frontend.front_end import RemoteAdmission
+    from neptrio.frontend.front_side import RemoteAdmission
     from neptrio.request.infer_request import InferRequest, InferResponse, Responder
     from neptrio.request.numpy_tensor import from_numpy
 

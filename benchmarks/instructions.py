@@ -29,7 +29,7 @@ TOLERANCE = 0.03
 FORMS = ("binary", "json", "unary", "binary+trace", "unary+trace", "engine")
 STEPS = {
     "take requests from a front end": r"8frontend_7channel_7Channel_\S*drain",
-    "answer through a front end": r"8frontend_10engine_end_9EngineEnd_respond",
+    "answer through a front end": r"8frontend_11engine_side_10EngineSide_respond",
     "HTTP/1.1 head to answer due": r"13Http1FastPath_take_plain",
     "HTTP/2 frames in": r"nghttp2_session_mem_recv",
     "HTTP/2 frames out": r"nghttp2_session_send",

@@ -157,7 +157,7 @@ def test_what_the_patterns_read() -> None:
         ("cext/rings/ring", [9]),
     ]
     assert [found for _, found, surely in cited(text) if not surely] == [[3], [1, 2]]
-    assert named("channel", "cext/frontend/engine_end.pyx") == [
+    assert named("channel", "cext/frontend/engine_side.pyx") == [
         "cext/frontend/channel.pxd",
         "cext/frontend/channel.pyx",
     ]

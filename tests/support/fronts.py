@@ -11,8 +11,8 @@ from neptrio.errors import NotFound
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
 from neptrio.frontend.channel import Layout
-from neptrio.frontend.engine_end import EngineEnd
-from neptrio.frontend.front_end import FrontEnd, RemoteAdmission
+from neptrio.frontend.engine_side import EngineSide
+from neptrio.frontend.front_side import FrontSide, RemoteAdmission
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.trace_sampler import Sampler
@@ -115,7 +115,7 @@ class FrontPair:
         )
         self.engine_host = host = SimpleNamespace(violated=self.violations.append)
         self.shared = Segment(os.dup(fd), self.layout.size)
-        self.engine = EngineEnd(
+        self.engine = EngineSide(
             Segment(fd, self.layout.size),
             self.layout,
             lambda: self.bells.append("front"),
@@ -123,7 +123,7 @@ class FrontPair:
             services,
             host,
         )
-        self.front = FrontEnd(
+        self.front = FrontSide(
             self.shared,
             self.layout,
             lambda: self.bells.append("engine"),

@@ -11,15 +11,15 @@ import numpy as np
 import triton_python_backend_utils as utils
 from neptrio.backends.python.life import PLAIN_LIBRARY
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import ServerEnd
+from neptrio.backends.python.ring_server import ServerSide
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Responder
-from neptrio.rings import child as ring_child
+from neptrio.rings import model_side
 from neptrio.rings.ring import Segment
 from tests.support.requests import request_of
-from triton_python_backend_utils._process import kinds, plain_end
+from triton_python_backend_utils._process import kinds, plain_side
 from triton_python_backend_utils._process.reserved import sealed_memory
 
 AREA = 1 << 20
@@ -68,7 +68,7 @@ class Mailbox:
 
 
 class Pair:
-    """A ServerEnd with its host, and a ChildEnd with its links; `model` answers batches."""
+    """A ServerSide with its host, and a ModelSide with its links; `model` answers batches."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class Pair:
         memory = sealed_memory("test", self.layout.size)
         self.shared = Segment(memory, self.layout.size)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.server = ServerEnd(self.shared, self.layout, self, decoupled)
+        self.server = ServerSide(self.shared, self.layout, self, decoupled)
         common = (os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False)
         self.child: Any = (
-            plain_end.PlainEnd(PLAIN_LIBRARY, *common) if plain else ring_child.ChildEnd(*common, spin_ns)
+            plain_side.PlainSide(PLAIN_LIBRARY, *common) if plain else model_side.ModelSide(*common, spin_ns)
         )
 
-    # the interface of a ServerEnd's host and a ChildEnd's links
+    # the interface of a ServerSide's host and a ModelSide's links
     def called(self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Any) -> None:
         self.calls.append((key, request, decoupled, blocking))
 

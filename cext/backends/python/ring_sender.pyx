@@ -73,7 +73,7 @@ cdef class Parcel(WorkItem):
 
 
 cdef class RingSender(AnswerReader):
-    """The server's half of what is said; ServerEnd (ring_server) is the whole end."""
+    """The server's half of what is said; ServerSide (ring_server) is the whole end."""
 
     def __init__(self, Segment segment not None, layout, host):
         AnswerReader.__init__(

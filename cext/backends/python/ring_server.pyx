@@ -46,7 +46,7 @@ cdef enum:
 cdef class OnCancel:
     """Tells the process that a request was cancelled."""
 
-    cdef ServerEnd end
+    cdef ServerSide end
     cdef uint64_t id
 
     def __call__(self):
@@ -54,7 +54,7 @@ cdef class OnCancel:
         self.end.post(self.end.control, CANCEL, self.id, request is not None and request.still_read)
 
 
-cdef class ServerEnd(RingSender):
+cdef class ServerSide(RingSender):
     """See the module's text.
 
     `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(),

@@ -13,7 +13,7 @@ processes of their own, and everything that decides stays where it was, in one p
                                 <-- message -----
 
 A front end runs the very transports that the engine runs without this flag. They are given an admission that sends
-requests to the engine (cext/frontend/front_end) instead of queueing them. The engine's end (cext/frontend/engine_end)
+requests to the engine (cext/frontend/front_side) instead of queueing them. The engine's end (cext/frontend/engine_side)
 makes requests of what comes and admits them like any other, so batches, sequences, priorities, the cache and statistics
 are exact whichever front end a request came through. Tensors lie in memory that both map (cext/frontend/channel).
 

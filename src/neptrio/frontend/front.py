@@ -1,7 +1,7 @@
 """A front end: the process that serves connections and passes their requests to the engine.
 
     loop pass, timers, poller        as in the engine
-      the way to the engine          rings (front_end) and messages (frames)
+      the way to the engine          rings (front_side) and messages (frames)
         REST, gRPC                   the transports, with what stands here for the engine's services
 
 Rules:
@@ -30,7 +30,7 @@ from neptrio.frontend.channel import Layout
 from neptrio.frontend.clients import FrontClients, FrontConnections
 from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
 from neptrio.frontend.frames import Frames, Kind
-from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
+from neptrio.frontend.front_side import FrontSide, RemoteAdmission, RemoteSharedMemory
 from neptrio.frontend.turns import Counts, OwnTurn
 from neptrio.loop import allocator, collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
@@ -182,7 +182,7 @@ class Front:
         self._loop = LoopServices(
             loop_pass=loop_pass, timers=timers, poller=Poller(loop_pass, timers, lag), lag=lag
         )
-        self._end = FrontEnd(Segment(shared, layout.size), layout, self._ring, self._late)
+        self._end = FrontSide(Segment(shared, layout.size), layout, self._ring, self._late)
         self._admission = RemoteAdmission(self._end)
         self._engine = Engine(self._frames)
         self._looking: Timer | None = None

@@ -24,7 +24,7 @@ from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.clients import ClientsOfFront, Counted
-from neptrio.frontend.engine_end import EngineEnd
+from neptrio.frontend.engine_side import EngineSide
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
 from neptrio.frontend.verbs import GrpcCall, HttpCall
@@ -77,7 +77,7 @@ class Life:
             segment = Segment(shared, layout.size)
             opened.pop_all()
         self.clients = ClientsOfFront(services.connections, services.request_limits)
-        self.end = EngineEnd(segment, layout, self._ring, self._late, services, self)
+        self.end = EngineSide(segment, layout, self._ring, self._late, services, self)
         control.setblocking(False)
         self.frames = Frames(control)
         self._descriptors = [self._control.fileno(), self._their_wake.fileno(), self._bell, shared]
@@ -146,14 +146,14 @@ class Life:
         self.clients.leave(client)
 
     def select_later(
-        self, end: EngineEnd, request: InferRequest, response: InferResponse, final: bool
+        self, end: EngineSide, request: InferRequest, response: InferResponse, final: bool
     ) -> None:
         """Has a worker choose and classify outputs."""
         if self._nursery is not None:
             self._nursery.start_soon(self._select, end, request, response, final)
 
     async def _select(
-        self, end: EngineEnd, request: InferRequest, response: InferResponse, final: bool
+        self, end: EngineSide, request: InferRequest, response: InferResponse, final: bool
     ) -> None:
         services = self.fronts.services
         regions = AskedFromThread(services.shared_memory)

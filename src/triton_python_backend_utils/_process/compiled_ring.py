@@ -1,4 +1,4 @@
-"""The process of an isolated model with the server's own Python: its end of the rings is neptrio.rings.child."""
+"""The process of an isolated model with the server's own Python: its end of the rings is neptrio.rings.model_side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import neptrio.rings.child as ends
+import neptrio.rings.model_side as ends
 
 from .._execute import check_class, hidden
 from .._host import completing
@@ -27,7 +27,7 @@ class CompiledRingChild(RingChild):
         return preloaded.get(path) or super()._load(path)
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
-        return ends.ChildEnd(
+        return ends.ModelSide(
             memory,
             bell,
             rings["layout"],

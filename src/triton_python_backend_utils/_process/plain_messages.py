@@ -18,7 +18,7 @@ from .._types import BYTES, join_strings, numpy_dtype, split_strings
 from .kinds import ERROR, HERE, KEEP_ABOVE, TOP
 
 if TYPE_CHECKING:
-    from .plain_end import PlainEnd
+    from .plain_side import PlainSide
 
 ALIGN, GRAIN = 64, 256
 FULL_SECONDS = 50e-6  # between two looks at a ring that is full
@@ -56,7 +56,7 @@ class Memory:
 class GivenMessage:
     """A message of the server. One that is lent is returned with the last array over it; a short one is copied."""
 
-    def __init__(self, end: PlainEnd, entry: Entry) -> None:
+    def __init__(self, end: PlainSide, entry: Entry) -> None:
         self.kind: int = entry.kind
         self.id: int = entry.id
         self.offset: int = entry.offset
@@ -64,7 +64,7 @@ class GivenMessage:
         self.length: int = entry.length
         self.memory: Any = end.memory
         self.address = end.memory.address + entry.offset  # reach() sets that of a segment
-        self.lender: PlainEnd | None = None
+        self.lender: PlainSide | None = None
         if entry.size and (entry.offset & TOP or entry.length > KEEP_ABOVE):
             self.lender = end
         elif entry.size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import plain_end
+from . import plain_side
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
@@ -13,7 +13,7 @@ class PlainRingChild(RingChild):
     """The process of a model with an interpreter of its own."""
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
-        return plain_end.PlainEnd(
+        return plain_side.PlainSide(
             rings["library"],
             memory,
             bell,

@@ -20,7 +20,7 @@ from neptrio.backends.python.model_runner import Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_reader import GivenBlock
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import ServerEnd
+from neptrio.backends.python.ring_server import ServerSide
 from neptrio.cores import usable_cores
 from neptrio.errors import Unavailable
 from neptrio.execution.batch import Batch
@@ -58,7 +58,7 @@ class IsolatedCall(Call):
 
 
 class Life:
-    """One process of an instance and its rings, from start to end. ServerEnd calls its methods for what arrives."""
+    """One process of an instance and its rings, from start to end. ServerSide calls its methods for what arrives."""
 
     def __init__(self, instance: IsolatedInstance, process: Process, services: Any, decoupled: bool) -> None:
         self.instance = instance
@@ -72,7 +72,7 @@ class Life:
         segment = Segment(memory, layout.size)
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.memory = memory
-        self.end = ServerEnd(segment, layout, self, decoupled)
+        self.end = ServerSide(segment, layout, self, decoupled)
         self.registered = self.over = False
         self._lagging = False
         self._pause_ns = FIRST_LOOK_NS
@@ -124,7 +124,7 @@ class Life:
             self._lagging = False
             self._pause_ns = FIRST_LOOK_NS
 
-    # ------------------------------------------------------------ called by ServerEnd
+    # ------------------------------------------------------------ called by ServerSide
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None

@@ -69,7 +69,7 @@ cdef list _NOTHING = []
 
 @cython.freelist(64)
 cdef class Open:
-    """See engine_end.pxd."""
+    """See engine_side.pxd."""
 
 
 cdef class FrontResponder(Responder):
@@ -107,7 +107,7 @@ class Stream:
             scheduler.disconnected(sequence)
 
 
-cdef class EngineEnd(FrontChannel):
+cdef class EngineSide(FrontChannel):
     """See the module's text. `host` has select_later(end, open, request, response, final), which calls selected()."""
 
     def __init__(self, segment, layout, bell, late, services, host):

@@ -8,7 +8,7 @@ from neptrio.request.infer_request cimport InferRequest, InferResponse, Responde
 cdef class Open:
     """A request of the front end that is not answered."""
 
-    cdef EngineEnd end
+    cdef EngineSide end
     cdef uint64_t id
     cdef object key                  # the same as an object
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
@@ -17,7 +17,7 @@ cdef class Open:
     cdef list given                  # [Tensor] as the message had them, if that lies in the front end's memory; else None
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
 
-cdef class EngineEnd(FrontChannel):
+cdef class EngineSide(FrontChannel):
     cdef Admission admission
     cdef object services
     cdef object host

@@ -1,9 +1,9 @@
-# The types of cext/rings/child.pyx, which says what everything does; written by tools/make_stubs.py.
+# The types of cext/rings/model_side.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
 from neptrio.rings.given import GivenMessage, GivenReader
 
-class ChildEnd(GivenReader):
+class ModelSide(GivenReader):
     @property
     def not_now(self) -> int: ...
     def __init__(

@@ -1,6 +1,6 @@
 """The model's end of the rings for an interpreter that cannot load the server's compiled modules.
 
-It does what cext/rings/child.pyx does, whose text says who owns what, with Python's struct for messages and a small
+It does what cext/rings/model_side.pyx does, whose text says who owns what, with Python's struct for messages and a small
 library without Python (cext/rings/plain_ring.c) for the rings, so any version from 3.8 with numpy will do. Kinds of
 messages and their form: kinds.py.
 
@@ -76,7 +76,7 @@ from .plain_messages import (
 from .reserved import sealed_memory
 
 
-class PlainEnd:
+class PlainSide:
     """See the module's text. `links` sends segments over the socket and knows those that came."""
 
     def __init__(

@@ -13,7 +13,7 @@ cdef class Sent:
     cdef bint one_response
     cdef list bodies                 # [Tensor] that it named where they were received; None: none
 
-cdef class FrontEnd(FrontChannel):
+cdef class FrontSide(FrontChannel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest  # type: dict[int, InferRequest]
@@ -30,7 +30,7 @@ cdef class FrontEnd(FrontChannel):
     cdef object error(self)
 
 cdef class RemoteAdmission(Admission):
-    cdef readonly FrontEnd end
+    cdef readonly FrontSide end
     cdef dict models                 # (name, version) -> ModelCore, "" for the latest
     cdef dict versions               # name -> its versions in `models`
     cdef ModelCore unknown

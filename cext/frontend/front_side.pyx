@@ -121,10 +121,10 @@ class _Streams:
 
 
 cdef class Sent:
-    """See front_end.pxd."""
+    """See front_side.pxd."""
 
 
-cdef class FrontEnd(FrontChannel):
+cdef class FrontSide(FrontChannel):
     """See the module's text."""
 
     def __init__(self, segment, layout, bell, late):
@@ -381,7 +381,7 @@ cdef class FrontEnd(FrontChannel):
 cdef class RemoteAdmission(Admission):
     """In place of execution.admission in a front end (rule 1)."""
 
-    def __init__(self, FrontEnd end not None):
+    def __init__(self, FrontSide end not None):
         self.end = end
         self.tracer = Sampler.__new__(Sampler)
         self.models = {}

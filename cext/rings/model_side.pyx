@@ -47,7 +47,7 @@ from triton_python_backend_utils._host import FORKED
 from triton_python_backend_utils._process.reserved import sealed_memory
 
 cdef enum:
-    MOST_IN_VAIN = 63       # see ChildEnd.wait_answer()
+    MOST_IN_VAIN = 63       # see ModelSide.wait_answer()
     OFFER_ABOVE = 16384     # bytes of a response, behind which the core is offered to others
     WITHOUT_GIL = 65536      # bytes; below this, giving the GIL up costs more than the copy
 
@@ -55,7 +55,7 @@ cdef object _frombuffer = np.frombuffer
 cdef object _dumps = json.dumps
 
 
-cdef class ChildEnd(GivenReader):
+cdef class ModelSide(GivenReader):
     """See the module's text. `links` sends segments over the socket and knows those that came."""
 
     cdef RingEnd work

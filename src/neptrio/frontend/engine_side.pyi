@@ -1,4 +1,4 @@
-# The types of cext/frontend/engine_end.pyx, which says what everything does; written by tools/make_stubs.py.
+# The types of cext/frontend/engine_side.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +22,7 @@ class Stream:
     def __init__(self) -> None: ...
     def end(self) -> None: ...
 
-class EngineEnd(FrontChannel):
+class EngineSide(FrontChannel):
     @property
     def open(self) -> dict[int, InferRequest]: ...
     @property

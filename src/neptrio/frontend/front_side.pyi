@@ -1,4 +1,4 @@
-# The types of cext/frontend/front_end.pyx, which says what everything does; written by tools/make_stubs.py.
+# The types of cext/frontend/front_side.pyx, which says what everything does; written by tools/make_stubs.py.
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +28,7 @@ class RemoteSharedMemory:
 
 class Sent: ...
 
-class FrontEnd(FrontChannel):
+class FrontSide(FrontChannel):
     @property
     def open(self) -> dict[int, InferRequest]: ...
     tells_clients: bool
@@ -48,8 +48,8 @@ class FrontEnd(FrontChannel):
 
 class RemoteAdmission(Admission):
     @property
-    def end(self) -> FrontEnd: ...
-    def __init__(self, end: FrontEnd) -> None: ...
+    def end(self) -> FrontSide: ...
+    def __init__(self, end: FrontSide) -> None: ...
     def renew(
         self, models: dict[str, list[dict[str, Any]]], whole: bool, tracing: bool, trace_headers: bool
     ) -> None: ...
