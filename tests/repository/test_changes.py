@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.frontend.model_table import ModelTable
 from neptrio.repository import lifecycle
-from neptrio.repository.bell import REMEMBERED
+from neptrio.repository.notifier import REMEMBERED
 from tests.client.test_ensembles import ENSEMBLE
 from tests.support.control import CONFIG
 from tests.support.embedded import EmbeddedServer
@@ -133,7 +133,7 @@ def test_more_changes_than_are_remembered(server: EmbeddedServer) -> None:
 
         def ring() -> None:
             for _ in range(REMEMBERED + 1):
-                server.server.repository.readiness.ring("first")
+                server.server.repository.readiness.notify("first")
 
         server.ask(ring)
         server.ask(looked.look)

@@ -168,15 +168,15 @@ class FrontEnds:
 
     async def _watch(self) -> None:
         """Tells front ends of changes that came about in another way than through them."""
-        bell = self._repository.readiness
+        notifier = self._repository.readiness
         while True:
-            seen = bell.rings
+            seen = notifier.notified
             self._renew()
             for life in self._lives:
                 if life is not None and not life.ended:
                     life.end.look()
             with trio.move_on_after(LOOK_SECONDS):
-                await bell.wait(seen)
+                await notifier.wait(seen)
 
     # ------------------------------------------------------------ their lives
 

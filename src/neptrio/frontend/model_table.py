@@ -1,7 +1,7 @@
 """What front ends know of the models that serve: a description of each version, as JSON.
 
 The problem: a front end has to know every model, and there may be thousands, of which one changes at a time. The choice:
-only models are described anew for which the bell of readiness has rung since the last look, and only descriptions that differ
+only models are described anew for which the notifier of readiness was told since the last look, and only descriptions that differ
 are sent; a front end that starts is sent all.
 
 Rules:
@@ -26,14 +26,14 @@ class ModelTable:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._seen: int | None = None  # the bell's rings at the last look
+        self._seen: int | None = None  # how often it had been notified at the last look
         self._texts: dict[str, bytes] = {}  # model -> its versions that serve, a JSON list
 
     def renew(self) -> list[str]:
         """Looks again; returns the models of which something has changed."""
-        bell = self._catalog.readiness
-        names = None if self._seen is None else bell.names_since(self._seen)
-        self._seen = bell.rings
+        notifier = self._catalog.readiness
+        names = None if self._seen is None else notifier.names_since(self._seen)
+        self._seen = notifier.notified
         changed = []
         for name in sorted(self._texts.keys() | self._catalog.records.keys() if names is None else names):
             text = self._describe(name)

@@ -14,8 +14,8 @@ from neptrio.codec.json_reader import too_long
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import lifecycle, scan
-from neptrio.repository.bell import Bell
 from neptrio.repository.model import Model
+from neptrio.repository.notifier import Notifier
 from neptrio.repository.places import Places
 from neptrio.repository.records import Record, Row
 from neptrio.scheduling.base import Scheduler
@@ -58,8 +58,10 @@ class Catalog:
         self.records: dict[str, Record] = {}
         self.users: dict[str, set[str]] = {}  # model -> the ensembles that have it as a child
         self.latest: dict[str, Model] = {}  # model -> its highest version that serves
-        self.readiness = Bell(self.all_ready)  # rung when the state or the health of a version changes
-        self._judged = 0  # the bell's rings when all_ready() was asked last
+        self.readiness = Notifier(
+            self.all_ready
+        )  # notified when the state or the health of a version changes
+        self._judged = 0  # how often it had been notified when all_ready() was asked last
         self._unready: set[str] = set()  # models that were not ready then
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
@@ -136,7 +138,7 @@ class Catalog:
         record = self.records.pop(name, None)
         if record is not None:
             self._uses_nothing(record)
-            self.readiness.ring(name)
+            self.readiness.notify(name)
 
     def _uses_nothing(self, record: Record) -> None:
         for child in set(record.children):
@@ -165,7 +167,7 @@ class Catalog:
     def all_ready(self) -> bool:
         """Strict readiness: True when no version is loading, unloading or failed."""
         changed = self.readiness.names_since(self._judged)
-        self._judged = self.readiness.rings
+        self._judged = self.readiness.notified
         if changed is None:
             changed = self._unready.union(self.records)
         unready = self._unready

@@ -256,7 +256,7 @@ class Loading:
         models: dict[int, Model] = {}
         changes: dict[int, Regrouping] = {}
         failed: list[tuple[int, TritonError]] = []
-        changed = functools.partial(self._catalog.readiness.ring, name)
+        changed = functools.partial(self._catalog.readiness.notify, name)
         for version in found.versions:
             row = record.rows.setdefault(version, Row(changed=changed))
             if row.state not in (State.LOADING, State.RELOADING):
@@ -312,7 +312,7 @@ class Loading:
                     old.counters.memory_usage = models[version].counters.memory_usage
                     models[version].counters = old.counters
                 row.model = models[version]
-                row.model.on_ready = functools.partial(self._catalog.readiness.ring, record.name)
+                row.model.on_ready = functools.partial(self._catalog.readiness.notify, record.name)
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)

@@ -9,9 +9,9 @@ from neptrio import __version__
 from neptrio.config import describe_config
 from neptrio.config.defaulted import defaulted
 from neptrio.errors import TritonError
-from neptrio.repository.bell import Bell
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
+from neptrio.repository.notifier import Notifier
 from neptrio.settings import Settings
 
 EXTENSIONS = (
@@ -48,7 +48,7 @@ class MetadataService:
     @exiting.setter
     def exiting(self, value: bool) -> None:
         self._exiting = value
-        self.readiness.ring()
+        self.readiness.notify()
 
     def live(self) -> bool:
         """The answer to the liveness probe: True as long as the process serves."""
@@ -59,7 +59,7 @@ class MetadataService:
         return not self._exiting and (not self._settings.strict_readiness or self._repository.all_ready())
 
     @property
-    def readiness(self) -> Bell:
+    def readiness(self) -> Notifier:
         """Rings whenever ready() may have changed."""
         return self._repository.readiness
 

@@ -25,11 +25,11 @@ class HealthHandlers(v1.HealthBase):
 
     async def watch(self, message: Any) -> AsyncIterator[v1.HealthCheckResponse]:
         told = None
-        bell = self._verbs.metadata.readiness
+        notifier = self._verbs.metadata.readiness
         while True:
-            seen = bell.rings
+            seen = notifier.notified
             status = self._status()
             if status != told:
                 told = status
                 yield v1.HealthCheckResponse(status=status)
-            await bell.wait(seen)
+            await notifier.wait(seen)
