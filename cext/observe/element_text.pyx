@@ -2,7 +2,7 @@
 
 Traces with tensors may come with every request, and each may have hundred thousands of elements: in Python their text
 took two microseconds each and, as the writer's thread had the interpreter's lock for that, slowed down the loop. Here
-it is made without the lock, and the core is offered to others on the way (loop/offer_core).
+it is made without the lock, and the core is offered to others on the way (loop/yielding).
 
 A real number is shown with the fewest digits that are this value and no other of its type, as numpy does.
 """

@@ -2,7 +2,7 @@
 
 The problem: a trace file grows by hundreds of texts of some kilobytes at a time. A call for each kept the core for up to
 5 ms in all, and whoever was woken there meanwhile, the server's loop among them, waited for all of it. The choice: texts are
-collected up to AT_ONCE bytes and written by one call, and the core is offered behind every OFFER_BYTES (loop/offer_core).
+collected up to AT_ONCE bytes and written by one call, and the core is offered behind every OFFER_BYTES (loop/yielding).
 
 Rules:
  1. Texts are written in the order in which they were put.

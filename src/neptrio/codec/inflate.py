@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from neptrio.loop.offer_core import offer_core
+from neptrio.loop.yielding import yield_cpu
 
 STEP_BYTES = 1 << 20  # most input bytes used and most output bytes made in a step; about 3 ms
 STEP_CALLS = 1024  # most calls of zlib in a step: empty members make no bytes but take time
@@ -111,7 +111,7 @@ class Inflater:
         if self.made > self.limit:
             raise TooLong
         if len(part) > PIECE:
-            offer_core()
+            yield_cpu()
         if decoder.eof:
             left = len(self._data) - self._at
             if left and not self._members:

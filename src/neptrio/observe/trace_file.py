@@ -6,7 +6,7 @@ request may notice any of this. The choice: records of finished traces are colle
 appends it to files (cext/observe/array_file). Traces with tensors take it a fraction of a millisecond each: it makes their
 text as they come, some milliseconds apart. Those of a quarter of a second at a time would keep a processor for a tenth of
 one, and whoever woke there meanwhile, the server's loop most of all, would wait for the next tick of the clock. For the same
-reason it offers its core between two traces and, without the interpreter's lock, while it prints and writes (loop/offer_core).
+reason it offers its core between two traces and, without the interpreter's lock, while it prints and writes (loop/yielding).
 
 Rules:
  1. A file on disk is a complete JSON array at every moment, and exists only if something was traced.
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neptrio.loop import threads
-from neptrio.loop.offer_core import offer_core
+from neptrio.loop.yielding import yield_cpu
 from neptrio.observe.array_file import ArrayFile, sweep
 from neptrio.observe.trace_block import TraceBlock
 from neptrio.observe.trace_settings import Scope, holds_traces
@@ -253,7 +253,7 @@ class TraceWriter:
                     self._guarded(item)
                 else:
                     self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
-                offer_core()
+                yield_cpu()
             self._collect()
             self._guarded(self._grow)
             if self._inbox and not closing:
@@ -271,7 +271,7 @@ class TraceWriter:
             while self._inbox and not callable(self._inbox[0]) and time.monotonic() < until:
                 item = self._inbox.popleft()
                 self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
-                offer_core()
+                yield_cpu()
             self._urgent.wait(APART_SECONDS)
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ Rules:
 from neptrio.request.sched cimport sched_yield
 
 
-def offer_core():
+def yield_cpu():
     """Lets whoever waits for this core have it first, without the GIL."""
     with nogil:
         sched_yield()

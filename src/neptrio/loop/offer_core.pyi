@@ -1,3 +1,0 @@
-# The types of cext/loop/offer_core.pyx, which says what everything does; written by tools/make_stubs.py.
-
-def offer_core() -> None: ...

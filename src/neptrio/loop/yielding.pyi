@@ -1,0 +1,3 @@
+# The types of cext/loop/yielding.pyx, which says what everything does; written by tools/make_stubs.py.
+
+def yield_cpu() -> None: ...
