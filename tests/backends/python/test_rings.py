@@ -127,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     python_model(repository, "slow", MANY, TEXT + parameters(EXECUTE_TIMEOUT_SECONDS="1.5"))
     env = {**os.environ, "CLOUD_KEY": "hush", "SECRET_OF_LIMITED": "told", "NEPTRIO_TOKEN": "own"}
     # what a process says that finds its ring scribbled over
-    with ServerProcess(repository, env=env, failures=r"process\.py:\d+\] Traceback") as process:
+    with ServerProcess(repository, env=env, failures=r"process\.py:\d+\] \w+: Traceback") as process:
         yield process
 
 
