@@ -348,6 +348,16 @@ def test_execution_environment(tmp_path: Path) -> None:
         assert call(server, "here", ONE).tolist() == [sys.prefix.encode(), b"-", b"True"]
 
 
+@pytest.mark.slow
+def test_a_server_with_thousands_of_variables_still_forks_its_models(tmp_path: Path) -> None:
+    """Kubernetes gives a container some for each service of its namespace."""
+    variables = {f"SERVICE_{i}_PORT": "tcp://10.0.0.1:8080".ljust(60, "0") for i in range(4000)}
+    isolated(tmp_path, "metric", METRIC)
+    with ServerProcess(tmp_path, env={**os.environ, **variables}) as server:
+        assert call(server, "metric", ONE)[0] == 1
+    assert "the template process cannot be used" not in server.log()
+
+
 def test_an_environment_that_is_none_is_refused(tmp_path: Path) -> None:
     parameter = ' parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere/env.tar.gz" } }'
     python_model(tmp_path, "nowhere", ENVIRONMENT, 'backend: "python"' + parameter)

@@ -158,6 +158,7 @@ class Template:
         from neptrio.backends.python.limits import inherited
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         ours.settimeout(ANSWER_SECONDS)
         answer: queue.SimpleQueue[OSError | Started] = queue.SimpleQueue()
 
@@ -219,6 +220,7 @@ def _hang_up(sock: socket.socket) -> None:
         pass  # it is closed
 
 
+MOST_BYTES = 1 << 20  # of what a template is asked; the system may allow less than that
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1 of the template
 template = Template()
 
@@ -275,6 +277,7 @@ class ModelTemplate(Template):
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         try:
             process = template.fork(
                 f"py:{self._name}"[:12] + "...",
