@@ -115,6 +115,18 @@ def test_the_start_up_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_model_has_its_lines(tmp_path: Path) -> None:
+    """However many there are: what limits floods counts each model for itself."""
+    for number in range(30):
+        write_model(tmp_path, f"m{number}", identity_config())
+    with ServerProcess(tmp_path) as server:
+        pass
+    for begin in ("loading: m", "successfully loaded 'm", "unloading: m", "successfully unloaded 'm"):
+        assert server.log().count(f"] {begin}") == 30
+    assert "left out" not in server.log()
+
+
+@pytest.mark.slow
 def test_what_only_authors_want_to_know_is_verbose(tmp_path: Path) -> None:
     write_model(tmp_path, "good", identity_config())
     with ServerProcess(tmp_path, "--log-verbose=1") as server:

@@ -263,7 +263,8 @@ class Loading:
                 row.apply(Event.BEGIN)
         operation.phase = "loading files"
         for version in found.versions:
-            log.info("%s: %s:%d", "changing instances" if version in same else "loading", name, version)
+            what = "changing instances" if version in same else "loading"
+            log.info("%s: %s:%d", what, name, version, extra={"subject": name})
 
         async def one(version: int) -> None:
             try:
