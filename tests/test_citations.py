@@ -102,3 +102,13 @@ def test_the_pattern_reads_what_comments_write() -> None:
         ("observed", ["1", "3", "1", "2", "3"]),
         ("x", []),
     ]
+
+
+def test_every_deviation_says_who_notices_it() -> None:
+    text = (PAGES / "README.md").read_text(encoding="utf-8").partition("## Decisions")[0]
+    items = re.split(r"^\d+\. ", text, flags=re.M)[1:]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
+    assert numbers == list(range(1, len(items) + 1)) and len(items) > 20
+    for number, item in zip(numbers, items, strict=True):
+        own = item.partition("\n\n")[0]
+        assert re.search(r"\*[^*]+\.\*\s*\Z", own), f"deviation {number}"
