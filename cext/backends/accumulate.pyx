@@ -1,6 +1,7 @@
 """Computes running sums of sequences without the GIL, for the `sequence` backend.
 
-Every job adds its input to the sum of its sequence so far (with START, to nothing) and writes the sum to the output.
+Every job adds its input to the sum of its sequence so far (with START, to nothing) and writes the sum to the output; where
+that has one element for all of the input's, it is the sum of all of them.
 Jobs own nothing: the batch keeps the tensors and buffers alive to which they point.
 
 A tensor may start at any byte of a request's body, so elements are copied with memcpy, never read through a pointer to
@@ -24,6 +25,7 @@ cdef struct Job:
     char* after             # where the sum is kept for the next request; may equal `before`
     char* output
     Py_ssize_t count
+    bint whole              # the sum has one element
     bint failed
 
 
@@ -65,25 +67,28 @@ cdef class AccumulateBatch(Batch):
         free(self.sums.jobs)
 
     def job(self, Py_ssize_t i, Tensor tensor not None, before, bytearray after not None,
-            bytearray output not None):
-        # type: (..., ..., Tensor | bytearray | None, ..., ...) -> None
-        """Fills in job `i`. `before` is a Tensor, a bytearray or None; all buffers have the size of the input."""
+            bytearray output not None, bint whole=False):
+        # type: (..., ..., Tensor | bytearray | None, ..., ..., ...) -> None
+        """Fills in job `i`. `before` is a Tensor, a bytearray or None; all buffers have the size of the input, or with `whole`
+        of one element."""
         cdef Job* job
         cdef Tensor state
+        cdef Py_ssize_t size = 4 if whole else tensor.nbytes
         if not 0 <= i < len(self.requests):
             raise IndexError(i)
-        if len(after) < tensor.nbytes or len(output) < tensor.nbytes:
+        if len(after) < size or len(output) < size:
             raise ValueError("the buffers must be as large as the input")
         job = &self.sums.jobs[i]
         job.input = tensor.ptr
         job.count = tensor.nbytes // 4
+        job.whole = whole
         if isinstance(before, Tensor):
             state = before
-            if state.nbytes < tensor.nbytes:
+            if state.nbytes < size:
                 raise ValueError("the state must be as large as the input")
             job.before = state.ptr
         elif before is not None:
-            if len(before) < tensor.nbytes:
+            if len(before) < size:
                 raise ValueError("the state must be as large as the input")
             job.before = <char*>(<bytearray>before)
         job.after = <char*>after
@@ -122,6 +127,17 @@ cdef void run_jobs(Work* work) noexcept nogil:
         memcpy(&sum, job.input, 4)
         if sums.may_fail and sum == <uint32_t>sums.fail_value:
             job.failed = True
+            continue
+        if job.whole:
+            sum = 0
+            for k in range(job.count):
+                memcpy(&more, job.input + 4 * k, 4)
+                sum += more
+            if job.before != NULL:
+                memcpy(&more, job.before, 4)
+                sum += more
+            memcpy(job.after, &sum, 4)
+            memcpy(job.output, &sum, 4)
             continue
         for k in range(job.count):
             memcpy(&sum, job.input + 4 * k, 4)

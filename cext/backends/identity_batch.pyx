@@ -35,9 +35,12 @@ cdef class IdentityBuilder:
 
     cdef list inputs
     cdef list outputs
+    cdef list absent     # of each pair: what makes the output for a batch size where its input is left out, or None
     cdef int64_t delay_ns
 
-    def __init__(self, list pairs not None, int64_t delay_ns):
+    def __init__(self, list pairs not None, int64_t delay_ns, list absent=None):
+        # type: (..., ..., list[Callable[[int], Tensor] | None] | None) -> None
+        self.absent = absent or [None] * len(pairs)
         self.inputs = [intern(name) for name, _ in pairs]
         self.outputs = [intern(name) for _, name in pairs]
         self.delay_ns = delay_ns
@@ -72,6 +75,10 @@ cdef class IdentityBuilder:
                         outputs[found] = alias(tensor, <str>self.outputs[k], tensor.shape)
                         found += 1
                         break
+                else:
+                    if self.absent[k] is not None:
+                        outputs[found] = self.absent[k](request.batch_size)
+                        found += 1
             if found < n:
                 del outputs[found:]
             response = InferResponse.__new__(InferResponse)

@@ -6,6 +6,12 @@ class AccumulateBatch(Batch):
     @staticmethod
     def of(batch: Batch, delay_ns: int, fail_value: float | None) -> AccumulateBatch: ...
     def job(
-        self, i: int, tensor: Tensor, before: Tensor | bytearray | None, after: bytearray, output: bytearray
+        self,
+        i: int,
+        tensor: Tensor,
+        before: Tensor | bytearray | None,
+        after: bytearray,
+        output: bytearray,
+        whole: bool = False,
     ) -> None: ...
     def deliver(self) -> None: ...

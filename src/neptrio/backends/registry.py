@@ -2,7 +2,8 @@
 
 Rules:
  1. A name is looked up among the built-in backends, then in --backend-directory, then among the backends that installed
-    packages bring (backends.packages). A folder that a flag names is more of a decision than a package that is there.
+    packages bring (backends.packages). A folder that a flag names is more of a decision than a package that is there, and
+    than those of ours that only try things out.
  2. Whatever is wrong with a backend, the start, `neptrio check` and a load call say it in the same words: those that
     find_for() raises.
 """
@@ -29,6 +30,7 @@ BUILT_IN = {
     "sequence": "neptrio.backends.sequence:SequenceBackend",
     "python": "neptrio.backends.python:PythonBackend",
 }
+TRYING_OUT = ("identity", "sequence")
 
 
 def find_for(config: Any, settings: Settings) -> type[Backend]:
@@ -66,12 +68,13 @@ def find(name: str, settings: Settings, environment: bool = False) -> type[Backe
     installed package brings. `environment`: its models have an environment of their own, so that what it imports need not
     be installed in the server's.
     """
-    target = BUILT_IN.get(name)
-    if target is not None:
+    target, file = BUILT_IN.get(name), None
+    if target is None or name in TRYING_OUT:
+        file = _in_directory(name, settings)
+    if target is not None and file is None:
         module, _, attribute = target.partition(":")
         found: type[Backend] = getattr(import_module(module), attribute)
         return found
-    file = _in_directory(name, settings)
     if file is None:
         entry = packages.find(name)
         if entry is None and (way := elsewhere.way(name)):

@@ -1,22 +1,27 @@
 """The sequence backend: outputs the running sum of each sequence's INT32 inputs.
 
-The first output is the sum of the sequence's first input over its requests so far. Other outputs are optional and show
+The first output is the sum of the sequence's first input over its requests so far, element by element, or of all elements
+where the configuration gives an input of several and an output of one. Other outputs are optional and show
 what the batcher did: an output named like a control input returns that control, BATCH_SIZE is the number of requests
 in the execution (null requests included) and POSITION the request's place in it; both are INT32. With an implicit
 state configured (`state`) the sum is kept there, otherwise in the instance, by slot. Executing needs no GIL.
 
 Parameters: `execute_delay_ms` makes every execution take that long; a request whose input begins with `fail_value`
-fails; a request of an iterative sequence is rescheduled until it was executed `iterations` times.
+fails; a request of an iterative sequence is rescheduled until it was executed `iterations` times; `creation_delay_sec` makes
+every load take that long.
 """
 
 from __future__ import annotations
 
+import math
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
 from neptrio import datatypes
 from neptrio.backends.accumulate import AccumulateBatch
+from neptrio.backends.identity import creation_seconds
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.batch import Batch
@@ -50,6 +55,12 @@ class SequenceBackend(Backend):
         fail = self._number("fail_value", None)
         self.fail_value = None if fail is None else int(fail)
         self.iterations = int(self._number("iterations", 1))
+        self.creation_seconds = creation_seconds(context)
+        given, made = config.input[0].dims, config.output[0].dims
+        self.whole = min(given, default=0) > 0 and math.prod(given) > 1 and math.prod(made) == 1
+
+    def load(self) -> None:
+        time.sleep(self.creation_seconds)
 
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
@@ -84,6 +95,8 @@ class SequenceInstance(BackendInstance):
         self._output = config.output[0].name
         self._shows = [o.name for o in config.output[1:]]
         self._batched = config.max_batch_size > 0
+        dims = tuple(config.output[0].dims)
+        self._one = (1, *dims) if self._batched else dims  # the shape of a sum of all elements
         states = config.sequence_batching.state
         self._state_in = states[0].input_name if states else None
         self._state_out = states[0].output_name if states else ""
@@ -99,26 +112,28 @@ class SequenceInstance(BackendInstance):
     def _job(self, batch: AccumulateBatch, i: int, request: InferRequest) -> InferResponse | None:
         tensor = request.input_named(self._input)
         assert tensor is not None  # every request was validated
-        output = bytearray(tensor.nbytes)
-        outputs = [Tensor(self._output, INT32, tensor.shape, output)]
+        whole = self._backend.whole
+        size = 4 if whole else tensor.nbytes
+        output = bytearray(size)
+        outputs = [Tensor(self._output, INT32, self._one if whole else tensor.shape, output)]
         if request.scheduler_data is None:  # a null request
-            batch.job(i, tensor, None, output, output)
+            batch.job(i, tensor, None, output, output, whole)
             return InferResponse(outputs)
         slot = request.scheduler_data.slot
         before: Tensor | bytearray | None
         if self._state_in is None:
             sums = None if request.sequence_start else self._sums.get(slot)
-            if sums is None or len(sums) < tensor.nbytes:
-                before, after = None, bytearray(tensor.nbytes)
+            if sums is None or len(sums) < size:
+                before, after = None, bytearray(size)
                 self._sums[slot] = after
             else:
                 before = after = sums
         else:
             state = before = request.input_named(self._state_in)
             assert state is not None  # the sequence batcher has added it
-            after = bytearray(tensor.nbytes)
+            after = bytearray(size)
             outputs.append(Tensor(self._state_out, INT32, state.shape, after))
-        batch.job(i, tensor, before, after, output)
+        batch.job(i, tensor, before, after, output, whole)
         if backend_rounds := self._backend.iterations - 1:
             done = 0 if request.sequence_start else self._rounds.get(slot, 0)
             self._rounds[slot] = done + 1
