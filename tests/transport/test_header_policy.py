@@ -263,6 +263,21 @@ def test_spaces_around_a_metadata_value_are_kept(forwarding: ServerProcess, valu
         assert json.loads(results.get(timeout=60).as_numpy("OUT")[0]) == {"my-tenant": value}
 
 
+@pytest.mark.parametrize("route", ["infer", "generate"])
+@pytest.mark.parametrize("value", ["b  ", "b\t", "a  b"])
+def test_blanks_behind_a_header_are_kept(forwarding: ServerProcess, route: str, value: str) -> None:
+    """For models. What the server reads itself has none of them."""
+    body = json.dumps({"inputs": INPUTS} if route == "infer" else {"IN": 1}).encode()
+    with Http1(forwarding.http) as http:
+        head = f"POST /v2/models/parameters/{route} HTTP/1.1\r\nHost: x  \r\nmy-tenant: {value}\r\n"
+        http.send(f"{head}Content-Length: {len(body)}  \r\n\r\n".encode() + body)
+        reply = http.read()
+    assert reply.status == 200, reply.body
+    answer = json.loads(reply.body)
+    text = answer["outputs"][0]["data"][0] if route == "infer" else answer["OUT"]
+    assert json.loads(text)["my-tenant"] == value
+
+
 def test_a_stream_forwards_with_every_request(forwarding: ServerProcess) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(forwarding.grpc) as client:

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 cdef class RequestHead:
     cdef readonly bytes url
     cdef readonly list headers               # [(name, value)]  # type: list[tuple[bytes, bytes]]
+    cdef dict blanks                       # number of a header -> its value with the blanks behind it; None: there are none
     cdef dict read                         # name in lower case -> value, of those that are read here
     cdef readonly int hosts                  # how many Host headers there were
     cdef readonly bint chunked
@@ -15,4 +16,5 @@ cdef class RequestHead:
     cpdef int aim(self, bytes host, bytes path) except -1
     cpdef int add_url(self, bytes part) except -1
     cdef int count(self, Py_ssize_t n) except -1
+    cpdef list as_sent(self)
     cpdef object get(self, bytes name)

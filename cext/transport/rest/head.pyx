@@ -29,6 +29,7 @@ cdef class RequestHead:
         """A request begins."""
         self.url = b""
         self.headers = []
+        self.blanks = None
         self.read = {}
         self.hosts = 0
         self.chunked = False
@@ -54,15 +55,26 @@ cdef class RequestHead:
         self.read[b"host"] = host
         self.headers = [(b"host", host)] + [header for header in self.headers if header[0].lower() != b"host"]
         self.hosts = 1
+        self.blanks = None  # whose numbers have changed
         return 0
+
+    cpdef list as_sent(self):
+        # type: () -> list[tuple[bytes, bytes]]
+        """The headers with the blanks that stood behind values, as a Triton server forwards them to models."""
+        if self.blanks is None:
+            return self.headers
+        return [(name, self.blanks.get(i, value)) for i, (name, value) in enumerate(self.headers)]
 
     cpdef int add(self, bytes name, bytes value) except -1:
         """The next header. Raises HeadTooLarge, and ValueError for a Content-Length that is no number."""
         cdef Py_ssize_t size = len(value)
         cdef bytes lower
         self.count(len(name) + size + COST)
-        # the parser leaves blanks behind a value, which are none of it (RFC 9110, 5.5)
+        # the parser leaves blanks behind a value, which are none of it (RFC 9110, 5.5), except for models
         if size and (value[size - 1] == 32 or value[size - 1] == 9):
+            if self.blanks is None:
+                self.blanks = {}
+            self.blanks[len(self.headers)] = value
             value = value.rstrip(b" \t")
         self.headers.append((name, value))
         lower = name.lower()

@@ -155,7 +155,7 @@ class _Call:
     async def run(self) -> None:
         """Makes the call."""
         exchange, connection = self._exchange, self._exchange.connection
-        lower = [(name.lower(), value) for name, value in self._raw_headers]
+        lower = [(name.lower(), value.rstrip(b" \t")) for name, value in self._raw_headers]
         target = exchange.path
         if not target.isascii():  # hypercorn reads ASCII
             target = quote(target.encode("latin-1"), safe="%/?=&;:@!$'()*+,~-._")

@@ -229,7 +229,7 @@ class HttpExchange(Responder):
         received = head.receive_start, monotonic_ns()
         if port.on_call is not None:
             port.on_call(connection.wire.sock)
-        connection.wire.nursery.start_soon(port.calls.run, port, self, head.headers, body, received)
+        connection.wire.nursery.start_soon(port.calls.run, port, self, head.as_sent(), body, received)
 
     @property
     def disconnected(self) -> trio.Event:
@@ -268,7 +268,7 @@ class HttpExchange(Responder):
             owner = forwarded = None
             if policy is not None:
                 owner = policy.check("infer", head.headers, route.model, certificate=certificate)
-                forwarded = policy.forwarded(head.headers)
+                forwarded = policy.forwarded(head.as_sent())
             infer = HttpInfer(connection.services, route, head.headers, head.get, whose=connection)
             infer.request.owner = owner
             infer.forwarded = forwarded
