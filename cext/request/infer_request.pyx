@@ -303,7 +303,7 @@ cdef class InputSpec:
         if n < 0:
             raise InvalidArgument(
                 f"input '{name}' has the dims {list(dims)}, which are more than {MOST_ELEMENTS} elements")
-        self.fixed_elements = -1 if dims and min(dims) < 0 else n
+        self.fixed_elements = -1 if not dims or min(dims) < 0 else n
 
 
 cdef class ModelCore:

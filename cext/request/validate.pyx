@@ -267,7 +267,7 @@ cpdef validate(InferRequest r, ModelCore m):
                 f"model '{m.name}' expects '{NAME[spec.dtype]}'")
         shape, dims = t.shape, spec.dims
         first = 1 if batching else 0
-        if len(shape) - first != len(dims):
+        if len(shape) < first or (dims and len(shape) - first != len(dims)):  # no dims: any number of them
             raise _wrong_shape(r, m, spec, t)
         want = room = 1
         if first:
@@ -275,7 +275,7 @@ cpdef validate(InferRequest r, ModelCore m):
             room = want if want else 1
         for j in range(first, len(shape)):
             have = shape[j]
-            size = dims[j - first]
+            size = dims[j - first] if dims else -1
             if have < 0 or (size >= 0 and have != size):
                 raise _wrong_shape(r, m, spec, t)
             want = times(want, have)

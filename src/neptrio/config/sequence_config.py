@@ -200,7 +200,7 @@ def _initial(
             f"the data type of the initial state '{initial.name}' of {model} differs from its state's, {names}"
         )
     if len(own) != len(dims) or any(
-        d < 1 or (want >= 0 and d != want) for d, want in zip(own, dims, strict=True)
+        d < 0 or (want >= 0 and d != want) for d, want in zip(own, dims, strict=True)
     ):
         raise InvalidArgument(
             f"the initial state '{initial.name}' of {model} has the dims {list(own)}, which do not fit "

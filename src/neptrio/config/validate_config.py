@@ -144,7 +144,8 @@ def _tensors(c: _Check, field: str) -> None:
                 (*at, "data_type"),
                 f"{who} must specify data_type, one of {', '.join(datatypes.FROM_CONFIG_NAME)}",
             )
-        if not tensor.dims:
+        # an ONNX model may say of a tensor that it has any number of dimensions; its backend knows which
+        if not tensor.dims and c.config.backend != "onnxruntime":
             c.fail(
                 (*at, "dims"),
                 f"{who} must specify dims; a scalar has dims [ 1 ] and reshape {{ shape: [ ] }}",

@@ -243,7 +243,8 @@ def _same(here: Sequence[str | int], name: str, tensor: str, a: _Use, b: _Use, r
             f"and {datatypes.CONFIG_NAME.get(b.data_type)} in {b.where}",
         )
     # a model without batches may take or make their dimension as an ordinary one, or one item of them (Fit)
-    if not _matches(a.full, b.full) and not _matches(a.dims, b.dims):
+    open_rank = not a.dims or not b.dims
+    if not open_rank and not _matches(a.full, b.full) and not _matches(a.dims, b.dims):
         report(
             here,
             f"in ensemble '{name}', tensor '{tensor}' has shape {list(a.full)} in {a.where} and "

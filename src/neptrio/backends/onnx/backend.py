@@ -62,7 +62,8 @@ class OnnxBackend(Backend):
             return
         session = onnx_options.light_session(context)
         try:
-            onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
+            found = onnx_signature.ranked(session, onnx_options.model_path(context))
+            onnx_model.auto_complete(config, found, context.settings.backend_settings("onnxruntime"))
         finally:
             session.close()
 

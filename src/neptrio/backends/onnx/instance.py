@@ -10,6 +10,7 @@ from neptrio import datatypes
 from neptrio.backends.onnx import model as onnx_model
 from neptrio.backends.onnx import options as onnx_options
 from neptrio.backends.onnx import python_session as onnx_python
+from neptrio.backends.onnx import signature as onnx_signature
 from neptrio.backends.onnx.batch import OnnxBatch, run_failure
 from neptrio.backends.onnx.builder import OnnxBuilder
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
@@ -55,11 +56,12 @@ class OnnxInstance(BackendInstance):
         config = self._context.config
         self.session = onnx_options.session(self._context, self._kind, self._device_id)
         try:
-            onnx_model.compare(config, self.session)
+            found = onnx_signature.ranked(self.session, onnx_options.model_path(self._context))
+            onnx_model.compare(config, found)
         except InvalidArgument:
             OnnxInstance.finalize(self)
             raise
-        doubt = onnx_model.doubtful(config, self.session)
+        doubt = onnx_model.doubtful(config, found)
         if doubt and self._name.endswith("_0"):  # once for a group
             log.warning("%s", doubt)
         wanted = {o.name for o in config.output} | self._states()

@@ -34,6 +34,21 @@ def dims(tensor: Any) -> list[int]:
     return [d if isinstance(d, int) and d >= 0 else -1 for d in tensor.shape]
 
 
+def uncarried(who: str, kind: str, tensor: Any) -> str:
+    """Why a tensor of a model cannot be served, "" for one that can."""
+    if datatype(tensor.type):
+        return ""
+    if "map(" in tensor.type or tensor.type.startswith("map"):
+        hint = "; convert the model without ZipMap (skl2onnx: options={'zipmap': False})"
+    elif tensor.type.startswith(("seq", "optional")):
+        hint = "; only tensors are carried"
+    elif "float8" in tensor.type:
+        hint = "; cast it to FP16 or FP32 in the model"
+    else:
+        hint = ""
+    return f"{who}: {kind} '{tensor.name}' is a {tensor.type}, which the protocol cannot carry{hint}"
+
+
 def complete(tensor: Any) -> bool:
     """True when the configuration of an input or output is complete."""
     return bool(tensor.name and tensor.data_type and tensor.dims)
@@ -43,7 +58,14 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
     """Fills in what `config` leaves open, in place. Raises InvalidArgument when that cannot be found out."""
     model_inputs, model_outputs = session.get_inputs(), session.get_outputs()
     tensors = (*model_inputs, *model_outputs)
-    can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in tensors)
+    served = {o.name for o in config.output}
+    for kind, found in (("input", model_inputs), ("output", model_outputs)):
+        for tensor in found:
+            reason = uncarried(f"unable to load model '{config.name}'", kind, tensor)
+            if reason and (kind == "input" or not served or tensor.name in served):
+                raise InvalidArgument(reason)
+    # what has any number of dimensions says nothing about the first
+    can_batch = all(t.shape is None or (len(t.shape) and dims(t)[0] == -1) for t in tensors)
     # with batch inputs the configuration says how the model batches
     can_batch = can_batch or bool(config.batch_input)
     if config.max_batch_size > 0 and not can_batch:
@@ -120,7 +142,7 @@ def _fill(configured: Any, found: Sequence[Any], batching: bool) -> None:
             continue  # compare() reports it
         if not entry.data_type:
             entry.data_type = datatype(tensor.type)
-        if not entry.dims:
+        if not entry.dims and tensor.shape is not None:
             shape = dims(tensor)[1 if batching else 0 :]
             if shape:
                 entry.dims.extend(shape)
@@ -144,7 +166,12 @@ def differences(config: Any, session: Any) -> Iterator[str]:
     given = {i.name for i in config.input}
     given |= {c.name for c in sequences.control_input} | {s.input_name for s in sequences.state}
     given |= {name for extra in config.batch_input for name in extra.target_name}
+    configured = {i.name for i in config.input}
+    scattered = {name for extra in config.batch_output for name in extra.target_name}
     who = f"unable to load model '{config.name}'"
+    for tensor in inputs.values():
+        if tensor.name not in configured and uncarried(who, "input", tensor):
+            yield uncarried(who, "input", tensor)
     missing = [name for name in inputs if name not in given]
     if missing:
         yield (
@@ -166,7 +193,10 @@ def differences(config: Any, session: Any) -> Iterator[str]:
         if entry.name not in outputs:
             yield _unexpected(who, "output", entry.name, list(outputs))
             continue
-        yield from _disagreement(config, entry, outputs[entry.name], "output", who)
+        # a batch output's shape is that of one request, the model gives all requests' rows
+        yield from _disagreement(
+            config, entry, outputs[entry.name], "output", who, entry.name not in scattered
+        )
     for kind, name, data_type in _added(config):
         known = outputs if kind == "state output" else inputs | initializers
         if name not in known:
@@ -207,14 +237,16 @@ def _unexpected(who: str, kind: str, name: str, allowed: list[str]) -> str:
     return f"{who}: unexpected inference {kind} '{name}', allowed {kind}s are: {names}"
 
 
-def _disagreement(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> Iterator[str]:
+def _disagreement(
+    config: Any, entry: Any, tensor: Any, kind: str, who: str, shaped: bool = True
+) -> Iterator[str]:
     wanted = datatype(tensor.type)
     if not wanted:
-        yield f"{who}: {kind} '{entry.name}' is a {tensor.type}, which the protocol cannot carry"
+        yield uncarried(who, kind, tensor)
         return
     if entry.data_type != wanted:
         yield _other_type(who, kind, entry.name, entry.data_type, wanted)
-    if tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
+    if not shaped or tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
         return  # a ragged input: the model gets all requests' elements in one dimension
     shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
     full = [-1, *shape] if config.max_batch_size > 0 else shape

@@ -101,6 +101,27 @@ def read(path: Path) -> Signature:
         raise InvalidArgument(f"{path}: not an ONNX model, or a damaged one: {error}") from None
 
 
+def ranked(session: Any, path: Path) -> Any:
+    """The inputs and outputs of a session, where it cannot tell a scalar from what has any number of dims: the file can."""
+    try:
+        given = read(path)
+    except InvalidArgument:  # another form of file, which the session can read
+        return session
+    open_names = {t.name for t in (*given.inputs, *given.overridable, *given.outputs) if t.shape is None}
+
+    def tensors(found: Any) -> tuple[Tensor, ...]:
+        return tuple(
+            Tensor(t.name, t.type, None if not t.shape and t.name in open_names else t.shape) for t in found
+        )
+
+    return Signature(
+        tensors(session.get_inputs()),
+        tensors(session.get_overridable_initializers()),
+        tensors(session.get_outputs()),
+        given.external,
+    )
+
+
 def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while True:
