@@ -63,7 +63,14 @@ class Catalog:
         )  # notified when the state or the health of a version changes
         self._judged = 0  # how often it had been notified when all_ready() was asked last
         self._unready: set[str] = set()  # models that were not ready then
+        self.unopened = ""  # why the repositories could not be listed, "" where they could
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
+
+    def lack(self, record: Record, lacking: bool) -> None:
+        """Whether the model has no version to serve, though it should."""
+        if record.lacking != lacking:
+            record.lacking = lacking
+            self.readiness.notify(record.name)
 
     def lookup(self, name: str, version: str = "") -> Model:
         """The ready version with that number, or the highest one. Errors are those of docs/protocol/features.md A1."""
@@ -165,13 +172,18 @@ class Catalog:
                     yield row.model
 
     def all_ready(self) -> bool:
-        """Strict readiness: True when no version is loading, unloading or failed."""
+        """Strict readiness: True when no version is loading, unloading or failed, no model lacks a version, and the
+        repositories could be opened."""
         changed = self.readiness.names_since(self._judged)
         self._judged = self.readiness.notified
         if changed is None:
             changed = self._unready.union(self.records)
         unready = self._unready
         for name in changed:
+            record = self.records.get(name)
+            if record is not None and record.lacking:
+                unready.add(name)
+                continue
             for row in self._rows(name).values():
                 ready = row.model is None or row.model.ready
                 if not ready or not lifecycle.keeps_ready(row.state, row.reason):
@@ -179,7 +191,7 @@ class Catalog:
                     break
             else:
                 unready.discard(name)
-        return not unready
+        return not unready and not self.unopened
 
     def index(
         self,
@@ -203,7 +215,9 @@ class Catalog:
         repository: str = "",
     ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for."""
-        for name, folders in (self.places.names(repository) if names is None else names).items():
+        if names is None:
+            names = {} if self.unopened else self.places.names(repository)
+        for name, folders in names.items():
             record, row = self._with_folders(name, folders, repository)
             for entry in [row] if record is None else record.index(timings):
                 if not ready or entry.get("state") == "READY":

@@ -76,6 +76,7 @@ class Loading:
             with operation.scope:
                 await self._first_in_line(operation)
                 record.problem, record.versionless = "", False
+                self._catalog.lack(record, False)
                 changed = await self._load(operation)
                 loaded = True
                 operation.release()
@@ -190,6 +191,7 @@ class Loading:
         children = tuple(ensemble_graph.child_names(config)) if defaults.is_ensemble(config) else ()
         if not found.versions:
             record.versionless = True
+            self._catalog.lack(record, True)
             raise loader.no_version(name, found.model_dir)
         before = record.children
         self._catalog.compose(record, tuple(dict.fromkeys(before + children)))

@@ -15,8 +15,9 @@ from typing import Any
 
 import trio
 
-from neptrio.errors import Internal, NotFound, TritonError, Unavailable, raise_it
+from neptrio.errors import Internal, InvalidArgument, NotFound, TritonError, Unavailable, raise_it
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import text_of
 from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
@@ -89,9 +90,14 @@ class RepositoryManager(Catalog):
             begin(self._settings.load_model)
             await self._refresh()
         else:
-            begin(await self.places.listed())  # local models do not wait for the cloud storage
-            await self._refresh()
-            begin(await self.places.listed())
+            try:
+                begin(await self.places.listed())  # local models do not wait for the cloud storage
+                await self._refresh()
+                begin(await self.places.listed())
+            except InvalidArgument as error:
+                if self._settings.exit_on_error:
+                    raise
+                self._unopened(error)
         failed = bool(self.places.problems)
         why: TritonError | None = None
         for operation in operations.values():
@@ -102,6 +108,15 @@ class RepositoryManager(Catalog):
                 log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
         if failed and self._settings.exit_on_error:
             raise Internal("failed to load all models") from why
+
+    def _unopened(self, error: TritonError | None) -> None:
+        """Notes whether the repositories could be listed at the start; until they are, the server is not ready."""
+        text = "" if error is None else text_of(error)
+        if text != self.unopened:
+            self.unopened = text
+            self.readiness.notify()
+            if text:
+                log.error("%s", text)
 
     async def load(self, name: str, parameters: dict[str, Any], repository: str = "") -> None:
         """Loads or reloads a model; returns when it serves, or at once with `async`. `repository` is what the caller calls
@@ -138,6 +153,7 @@ class RepositoryManager(Catalog):
         """Mode poll: loads models that are new or have changed, unloads those whose folder is gone."""
         await self._refresh()
         names = await self.places.listed()
+        self._unopened(None)
         for name in list(self.records):
             record = self.records[name]
             if name not in names and not record.operations:

@@ -116,6 +116,7 @@ class Record:
     chosen: Path | None = None  # that repository, where a load call has named it, until an unload
     listed: bool = False  # at the last try a repository had a folder of that name
     versionless: bool = False  # at the last try the folder had no version to serve
+    lacking: bool = False  # so since then, and nobody has unloaded it: the server is not ready
     problem: str = ""  # why the folder could not be used at the last try
     polled: Fingerprint | None = None  # the folder's state at the last load, successful or not
     # version -> the statistics of its earlier loads, once those have answered everything (observe.totals)

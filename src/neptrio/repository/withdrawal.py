@@ -54,6 +54,7 @@ class Withdrawal:
             self.record(other)
         for gone in (record, *(self._catalog.records[orphan] for orphan in orphans)):
             gone.wanted, gone.explicit, gone.chosen = False, False, None
+            self._catalog.lack(gone, False)
             self._outdate(gone, outdated)
             self.record(gone)
 
