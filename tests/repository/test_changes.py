@@ -115,7 +115,7 @@ def test_only_what_has_changed_is_told(server: EmbeddedServer) -> None:
         server.ask(looked.look)
         client.load_model("first")  # nothing has changed, and nothing is done
         server.ask(looked.look)
-        client.load_model("second", config=json.dumps({**CONFIG, "max_batch_size": 3}))
+        client.load_model("second", config=json.dumps({**CONFIG, "max_batch_size": 16}))
         server.ask(looked.look)
         client.unload_model("first")  # and the ensemble with it
         server.ask(looked.look)
