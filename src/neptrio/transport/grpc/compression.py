@@ -10,15 +10,17 @@ that inflates to more is meant to fill the memory, and is refused with RESOURCE_
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neptrio.codec.inflate import Deflater, Inflater, TooLong, Undecodable
-from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.errors import Code, InvalidArgument, TritonError, Unsupported
 from neptrio.limits import shown
+from neptrio.transport.infer_call import CALLS_HERE, INFLATED_HERE
 
-INLINE_BYTES = 64 << 10  # messages up to this size are inflated or compressed on the loop's thread
-INLINE_CALLS = 32  # of zlib for one message on the loop's thread
+if TYPE_CHECKING:
+    from neptrio.transport.grpc.connection import GrpcConnection
+
+DEFLATED_HERE = 64 << 10  # bytes; workers compress larger answers
 FREE_BYTES = 64 << 20
 RATIO = 100
 INFLATED_LIMIT = 1 << 30
@@ -36,20 +38,6 @@ def window_bits(encoding: bytes | None) -> int:
             f"a compressed message came with grpc-encoding '{shown(name)}', expected gzip or deflate"
         )
     return bits
-
-
-def inflater(message: bytes, bits: int, most: int = INFLATED_LIMIT) -> Inflater:
-    """An Inflater for a message. A small one is inflated already, and `done` says so.
-
-    `most`: bytes that it may become. Raises the TritonError that refusal() makes.
-    """
-    made = Inflater(bits, message, min(most, limit_of(message)))
-    if len(message) <= INLINE_BYTES:
-        try:
-            made.step(INLINE_BYTES, INLINE_CALLS)
-        except (Undecodable, TooLong) as error:
-            raise refusal(message, error, made.limit) from None
-    return made
 
 
 def limit_of(message: bytes) -> int:
@@ -71,15 +59,16 @@ def refusal(message: bytes, error: Undecodable | TooLong, most: int) -> TritonEr
     return InvalidArgument(f"cannot decompress the message: {error}")
 
 
-async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater, whose: object) -> memoryview:
-    """Lets the workers inflate a message that is not small, for the connection `whose`, and returns all of it.
-
-    The caller must call budget.release(len(result)) when it drops the result. Raises TritonError.
-    """
+async def inflated(message: bytes, encoding: bytes | None, most: int, connection: GrpcConnection) -> bytes:
+    """The message of a call other than inference, which may become `most` bytes. Raises TritonError."""
+    made = Inflater(window_bits(encoding), message, min(most, limit_of(message)))
     try:
-        return await budget.inflate(made, whose)
+        if len(message) > INFLATED_HERE or not made.step(INFLATED_HERE, CALLS_HERE):
+            await connection.inflating.inflate(made, connection)
+            connection.inflating.release(made.made)
     except (Undecodable, TooLong) as error:
         raise refusal(message, error, made.limit) from None
+    return bytes(made.content)
 
 
 def choose(level: str, accepted: bytes | None) -> bytes | None:
@@ -98,13 +87,17 @@ def choose(level: str, accepted: bytes | None) -> bytes | None:
 class FrameDeflater:
     """Compresses a framed message, which begins with gRPC's 5-byte prefix. Keeps it as it is if it would not shrink."""
 
-    def __init__(self, segments: list[Any], encoding: bytes, level: int) -> None:
+    def __init__(self, segments: list[Any], encoding: bytes, level: str) -> None:
         self._segments = segments
         self._size = sum(memoryview(segment).nbytes for segment in segments) - PREFIX_BYTES
         first, *others = segments  # the first segment has the whole prefix
         self._deflater = Deflater(
-            WINDOW_BITS[encoding], level, [memoryview(first).cast("B")[PREFIX_BYTES:], *others]
+            WINDOW_BITS[encoding], LEVELS[level], [memoryview(first).cast("B")[PREFIX_BYTES:], *others]
         )
+
+    def done_here(self) -> bool:
+        """Compresses a small message at once; False for one that is left to workers."""
+        return self._size <= DEFLATED_HERE and self._deflater.step()
 
     def step(self) -> bool:
         """Compresses the next part, like Deflater.step(). Returns True when all is done."""

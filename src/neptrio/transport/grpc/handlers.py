@@ -182,12 +182,8 @@ class HandlerCall(Call):
             self.session.resume_input(self)
             self._connection.flush_soon()
         if compressed:
-            bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
-            inflater = compression.inflater(raw, bits, self._most)
-            if not inflater.done:
-                await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
-                self._connection.inflating.release(inflater.made)
-            raw = bytes(inflater.content)
+            encoding = self.headers.get(b"grpc-encoding")
+            raw = await compression.inflated(raw, encoding, self._most, self._connection)
         return await self.read(raw)
 
     async def read(self, raw: bytes) -> Any:

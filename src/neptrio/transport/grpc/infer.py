@@ -20,7 +20,7 @@ from neptrio.execution.admission import GRPC_ONE_RESPONSE
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc import compression as compression
-from neptrio.transport.grpc.calls import Call, framed_size
+from neptrio.transport.grpc.calls import Call
 from neptrio.transport.grpc.decoding import GrpcInfer
 from neptrio.transport.grpc.fast_path import CARDINALITY, UNARY_RESPONDER, UnaryCore
 from neptrio.transport.grpc.status import OK_HEADERS, OK_TRAILERS, error_trailers
@@ -44,7 +44,6 @@ class UnaryInfer(Call, UnaryCore):
     _working: trio.CancelScope | None = None  # of the task that works on the message or the answer
 
     def start_slow_path(self) -> None:
-        """Called when the message is complete and the fast path does not apply: decodes and submits the request."""
         message, self._message = self._message, None
         infer = self._infer = GrpcInfer(self, self._connection, self._compressed)
         try:
@@ -97,7 +96,6 @@ class UnaryInfer(Call, UnaryCore):
         return () if self._request is None else (self._request,)
 
     def give_back(self) -> None:
-        """Returns the bytes of the inflated and decoded message to the server's budgets."""
         if self._infer is not None:
             self._infer.give_back()
 
@@ -112,7 +110,6 @@ class UnaryInfer(Call, UnaryCore):
         self._connection.want_flush()
 
     def answer_slow_path(self, request: InferRequest, response: InferResponse) -> None:
-        """Sends the request's answer where the fast path does not apply."""
         if request.trace is not None and request.trace.headers:
             self.send_headers([*OK_HEADERS, *request.trace.headers])
         try:
@@ -126,7 +123,6 @@ class UnaryInfer(Call, UnaryCore):
             self._fail(error)
 
     def answer_by_worker(self, request: InferRequest, response: InferResponse) -> None:
-        """Sends an answer whose outputs a worker classifies, for as long as somebody waits for it."""
         self._work(self._answer_by_worker, request, response)
 
     async def _answer_by_worker(self, request: InferRequest, response: InferResponse) -> None:
@@ -149,9 +145,8 @@ class UnaryInfer(Call, UnaryCore):
         if encoding is None:
             return False
         self.send_headers([*(self.reply_headers or OK_HEADERS), (b"grpc-encoding", encoding)])
-        deflater = compression.FrameDeflater(segments, encoding, compression.LEVELS[connection.compression])
-        if framed_size(segments) <= compression.INLINE_BYTES:
-            deflater.step()
+        deflater = compression.FrameDeflater(segments, encoding, connection.compression)
+        if deflater.done_here():
             self.reply(deflater.segments, OK_TRAILERS)
         else:
             connection.nursery.start_soon(self._deflate_large, deflater)

@@ -370,10 +370,7 @@ class StreamInfer(Call):
     def _send(self, segments: list[Any]) -> None:
         if self._encoding is None:
             self.send_segments(segments)
-        elif not self._deflating and framed_size(segments) <= compression.INLINE_BYTES:
-            level = compression.LEVELS[self._connection.compression]
-            deflater = compression.FrameDeflater(segments, self._encoding, level)
-            deflater.step()
+        elif not self._deflating and (deflater := self._deflater(segments)).done_here():
             self.send_segments(deflater.segments)
         else:
             self._deflating.append(segments)
@@ -381,13 +378,15 @@ class StreamInfer(Call):
             if len(self._deflating) == 1:
                 self._connection.nursery.start_soon(self._deflate)
 
+    def _deflater(self, segments: list[Any]) -> compression.FrameDeflater:
+        assert self._encoding is not None
+        return compression.FrameDeflater(segments, self._encoding, self._connection.compression)
+
     async def _deflate(self) -> None:
         """Lets the workers compress the large answers, one after the other, and sends them in order."""
-        level, encoding = compression.LEVELS[self._connection.compression], self._encoding
-        assert encoding is not None
         workers = self._connection.services.workers
         while self._deflating and not self.ended:
-            deflater = compression.FrameDeflater(self._deflating[0], encoding, level)
+            deflater = self._deflater(self._deflating[0])
             if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
                 break
             if self._deflating:

@@ -118,11 +118,9 @@ class Http1Connection(Http1Input):
     # ------------------------------------------------------------ output
 
     def over(self) -> None:
-        """Ends the connection: everything was sent, or cannot be."""
         self._scope.cancel()
 
     def reply_error(self, exchange: ExchangeCore, error: TritonError, headers: Headers) -> None:
-        """Answers an exchange of the fast path with an error."""
         alike = error.alike if not headers else None
         kept = ANSWERS_OF_ALIKE[exchange.keep_alive]
         output = kept.get(alike) if alike is not None else None
@@ -136,7 +134,6 @@ class Http1Connection(Http1Input):
     def reply_with(
         self, exchange: ExchangeCore, extra: Headers, text: bytes, blobs: list[Any] | None
     ) -> None:
-        """Answers an exchange of the fast path, with headers in addition to the usual ones."""
         headers = [*JSON, *extra]
         if blobs:
             headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
@@ -266,8 +263,6 @@ class Http1Connection(Http1Input):
             self.watching = None
 
     def who(self, token: bytes | None, model: str) -> tuple[Owner | None, bool]:
-        """Who sends an infer request of `model` with this Authorization header; None if it is to be refused. And whether
-        that may be remembered: not if requests are counted."""
         policy = self.port.policy
         assert policy is not None
         try:
@@ -278,7 +273,6 @@ class Http1Connection(Http1Input):
         return account, account is not None and not account.client.requests_per_second
 
     def accepts_host(self, host: bytes) -> bool:
-        """Whether this Host is allowed; the fast path asks for each Host that is new on this connection."""
         return host_problem(host, 1, "1.1") is None and self.port.origins.accepts_host(host)
 
     def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:

@@ -152,12 +152,10 @@ class Http2Connection(Http2Core):
         return list(opened.values())
 
     def park(self, stream: Any) -> None:
-        """Keeps a complete request back until the client has read some of its answers."""
         self.parked.append(stream)
         self.session.hold()
 
     def unpark(self) -> None:
-        """Starts what was parked, as far as there is room."""
         while self.parked and not self.overfull:
             self.parked.popleft().start()
         if not self.parked:
@@ -360,7 +358,6 @@ class Http2Connection(Http2Core):
             self.close()
 
     def finish_drain(self) -> None:
-        """Sends the final GOAWAY: no streams are taken after it."""
         timer = self._pending_timers.pop("drain", None)
         if timer is not None:
             timer.cancel()
@@ -376,7 +373,6 @@ class Http2Connection(Http2Core):
         self.flush_soon()
 
     def close(self) -> None:
-        """Ends the connection now."""
         self._scope.cancel()
 
     def statistics(self) -> ConnectionStatistics:

@@ -197,11 +197,9 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
     # ------------------------------------------------------------ requests
 
     def accepts_host(self, host: bytes) -> bool:
-        """Whether this host is allowed; asked for each that is new on this connection."""
         return host_problem(host, 1, "2") is None and self.port.origins.accepts_host(host)
 
     def begin_exchange(self, stream: RestStream) -> None:
-        """Makes an exchange of a stream, and refuses it at once where its head says why."""
         if stream.headers.problem == HEADERS_TOO_LARGE:
             self.reply_error(stream, TOO_LARGE_HEAD, status=431)
             return
@@ -236,7 +234,6 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
     def reply_error(
         self, stream: RestStream, error: TritonError, headers: Headers = EMPTY, status: int = 0
     ) -> None:
-        """Answers a request that has no exchange with an error."""
         body = b"".join(error_body(error))
         given = [*JSON, *error.headers, *headers, (b"content-length", b"%d" % len(body))]
         stream.refused = True
