@@ -28,9 +28,8 @@ from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.reservation import Reservation
 
-INFLATED_HERE = (
-    64 << 10
-)  # bytes; workers inflate larger messages, and what becomes larger: it takes milliseconds
+Reserve = Callable[[int], None] | None  # called by a worker before it allocates so many bytes
+INFLATED_HERE = 64 << 10  # bytes; workers inflate larger messages, and what becomes larger
 CALLS_HERE = 32  # of zlib: a message may consist of very many tiny compressed parts
 
 
@@ -84,13 +83,7 @@ class InferCall:
         """Bytes of the message of which a worker makes others, and does not say how many."""
         return len(body)
 
-    def decode(
-        self,
-        body: Any,
-        memory: Any,
-        stop: Stop | None = None,
-        reserve: Callable[[int], None] | None = None,
-    ) -> None:
+    def decode(self, body: Any, memory: Any, stop: Stop | None = None, reserve: Reserve = None) -> None:
         """Fills in the request. With `stop` a worker does it, and says how many bytes it needs. Raises TritonError."""
         raise NotImplementedError
 

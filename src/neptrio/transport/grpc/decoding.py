@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
@@ -13,7 +12,7 @@ from neptrio.observe.timing import HEADER as TIMING
 from neptrio.request.infer_request import Responder
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import Call, apply_policy
-from neptrio.transport.infer_call import InferCall
+from neptrio.transport.infer_call import InferCall, Reserve
 
 if TYPE_CHECKING:
     from neptrio.transport.grpc.connection import GrpcConnection
@@ -48,13 +47,7 @@ class GrpcInfer(InferCall):
     def text_bytes(self, message: Any) -> int:
         return 0  # it is counted until it is answered, and says exactly what is made of it
 
-    def decode(
-        self,
-        message: Any,
-        memory: Any,
-        stop: Stop | None = None,
-        reserve: Callable[[int], None] | None = None,
-    ) -> None:
+    def decode(self, message: Any, memory: Any, stop: Stop | None = None, reserve: Reserve = None) -> None:
         if stop is None and len(message) > LARGE_MESSAGE:
             self.services.loop.lag.note("decoding a gRPC request", "", len(message))
         decode_request(self.request, message, memory, stop, reserve)

@@ -406,43 +406,34 @@ class RestApp:
         changes = members(await self._document(scope, await self._body(scope, receive)))
         return 200, JSON, [dump_json(self._verbs.logging.update(changes))]
 
-    async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+    def _regions(self, route: routes.Route, change: bool = False) -> Any:
+        """The shared memory that a verb is about. Raises TritonError where it may not be used."""
         memory = self._services.shared_memory
-        memory.check_allowed()
-        return 200, JSON, [dump_json(memory.system.status(route.region))]
+        memory.check_allowed(change=change)
+        return memory.cuda if route.verb.startswith("cuda") else memory.system
 
-    async def _system_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        memory = self._services.shared_memory
-        memory.check_allowed(change=True)
-        memory.system.check_named(route.region)
-        document = await self._document(scope, await self._body(scope, receive))
-        memory.system.register(route.region, *system_registration(document))
-        return 200, JSON, []
+    async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._regions(route).status(route.region))]
 
     async def _system_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        memory = self._services.shared_memory
-        memory.check_allowed(change=True)
-        memory.system.unregister(route.region)
+        self._regions(route, change=True).unregister(route.region)
         return 200, JSON, []
 
-    async def _cuda_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        memory = self._services.shared_memory
-        memory.check_allowed()
-        return 200, JSON, [dump_json(memory.cuda.status(route.region))]
+    _cuda_shm_status, _cuda_shm_unregister = _system_shm_status, _system_shm_unregister
+
+    async def _system_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        regions = self._regions(route, change=True)
+        regions.check_named(route.region)
+        document = await self._document(scope, await self._body(scope, receive))
+        regions.register(route.region, *system_registration(document))
+        return 200, JSON, []
 
     async def _cuda_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        memory = self._services.shared_memory
-        memory.check_allowed(change=True)
-        memory.cuda.check_named(route.region)
+        regions = self._regions(route, change=True)
+        regions.check_named(route.region)
         document = await self._document(scope, await self._body(scope, receive))
         raw_handle, device_id, byte_size = cuda_registration(document)
-        await memory.cuda.register(route.region, raw_handle, device_id, byte_size)
-        return 200, JSON, []
-
-    async def _cuda_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        memory = self._services.shared_memory
-        memory.check_allowed(change=True)
-        memory.cuda.unregister(route.region)
+        await regions.register(route.region, raw_handle, device_id, byte_size)
         return 200, JSON, []
 
     async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:

@@ -27,7 +27,7 @@ from neptrio.observe.timing import timing_headers
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.request.room import let_send
 from neptrio.service import Services
-from neptrio.transport.infer_call import InferCall
+from neptrio.transport.infer_call import InferCall, Reserve
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
@@ -130,13 +130,7 @@ class HttpGenerate(InferCall):
     def slow(self, body: Any) -> bool:
         return len(body) > DECODED_HERE
 
-    def decode(
-        self,
-        body: Any,
-        memory: Any,
-        stop: Stop | None = None,
-        reserve: Callable[[int], None] | None = None,
-    ) -> None:
+    def decode(self, body: Any, memory: Any, stop: Stop | None = None, reserve: Reserve = None) -> None:
         generate.decode(self.request, body, stop is not None, reserve)
 
     async def _run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:

@@ -22,7 +22,7 @@ from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers
 from neptrio.request.infer_request import InferRequest, InferResponse, Timestamp
 from neptrio.service import Services
-from neptrio.transport.infer_call import InferCall
+from neptrio.transport.infer_call import InferCall, Reserve
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
@@ -183,13 +183,7 @@ class HttpInfer(InferCall):
         # strings take about as much as their text
         return len(body) if self._header_length is None else self._header_length
 
-    def decode(
-        self,
-        body: Any,
-        memory: Any,
-        stop: Stop | None = None,
-        reserve: Callable[[int], None] | None = None,
-    ) -> None:
+    def decode(self, body: Any, memory: Any, stop: Stop | None = None, reserve: Reserve = None) -> None:
         if stop is None and len(body) > LARGE_BODY:
             self.services.loop.lag.note("decoding an HTTP request", self.request.model_name, len(body))
         binary: Any = None
