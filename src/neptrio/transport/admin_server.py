@@ -37,14 +37,14 @@ from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import http_policy
-from neptrio.transport.http1.connection import Http1Connection, check_all
+from neptrio.transport.http1.connection import Http1Connection
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest.connections import Connections
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import rest_tls
 from neptrio.transport.unix_socket import UnixListener, client_name
-from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.admin")
 
@@ -101,11 +101,10 @@ class AdminServer:
             on_call=self._places.take,
         )
         self._nursery: trio.Nursery | None = None
-        self._http1: set[Http1Connection] = set()
+        self._http1 = Connections[Http1Connection](self._port)
         self._open = 0
-        self._draining = False
         self._changed = trio.Event()
-        services.held.add(lambda: sum(connection.held_bytes() for connection in self._http1))
+        services.held.add(self._http1.held_bytes)
 
     @property
     def console(self) -> bool:
@@ -167,7 +166,9 @@ class AdminServer:
             if wire.secure is not None and wire.secure.protocol == "h2":
                 await self._grpc.adopt(wire)
             else:
-                await self._serve_http1(wire)
+                begun = await self._http1.serve(Http1Connection(wire, self._port))
+                if begun and wire.secure is None:
+                    await self._grpc.adopt(wire, begun)
         except Exception:
             log.exception("an admin connection failed")
         finally:
@@ -175,19 +176,6 @@ class AdminServer:
             sock.close()
             self._open -= 1
             self._changed.set()
-
-    async def _serve_http1(self, wire: Wire) -> None:
-        connection = Http1Connection(wire, self._port)
-        self._http1.add(connection)
-        if self._draining:
-            connection.drain()
-        try:
-            begun = await connection.run()
-        finally:
-            self._http1.discard(connection)
-        if begun and wire.secure is None:
-            del connection
-            await self._grpc.adopt(wire, begun)
 
     async def _watch(self) -> None:
         """Checks at an interval which connections have been silent or idle for too long, and ends those."""
@@ -197,13 +185,11 @@ class AdminServer:
         while True:
             await trio.sleep(WATCH_SECONDS)
             now = int(monotonic_ns())
-            check_all(self._http1, now, request_ns, idle_ns)
+            self._http1.check(now, request_ns, idle_ns)
 
     async def drain(self) -> None:
         """Stops listening and returns when all connections have ended (transport.rest_server, rule 4)."""
-        self._draining = True
-        for connection in self._http1:
-            connection.drain()
+        self._http1.start_drain()
         self._acceptor.stop()
         self.close()
         async with trio.open_nursery() as nursery:

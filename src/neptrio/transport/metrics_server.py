@@ -37,12 +37,12 @@ from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
-from neptrio.transport.http1.connection import Http1Connection, check_all
+from neptrio.transport.http1.connection import Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest.connections import Connections
 from neptrio.transport.rest.infer import JSON, error_body
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import metrics_tls
-from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -83,7 +83,6 @@ class MetricsServer:
         self._sampler = sampler
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
-        self._connections: set[Http1Connection] = set()
         self._tls = metrics_tls(services.settings)
         self._handshakes = Handshakes(self._tls, services.loop)
         policy: HeaderPolicy | None = None
@@ -91,7 +90,6 @@ class MetricsServer:
         if services.settings.console_at(address):
             policy = http_policy(services.settings, services.tokens)
             self.console = Console(services, verbs.at(address), self._origins, policy, rest_port, metrics)
-            services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
         self._port = Port(
             services,
             self._app,
@@ -103,6 +101,9 @@ class MetricsServer:
             body_limit=None if self.console is None else self._body_limit,
             on_call=self._places.take,
         )
+        self._connections = Connections[Http1Connection](self._port)
+        if self.console is not None:
+            services.held.add(self._connections.held_bytes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -157,7 +158,7 @@ class MetricsServer:
         while True:
             await trio.sleep(WATCH_SECONDS)
             now = int(monotonic_ns())
-            check_all(self._connections, now, limit, limit)
+            self._connections.check(now, limit, limit)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -169,22 +170,13 @@ class MetricsServer:
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
             wire = await self._handshakes.wire(sock, nursery, address)
-            if wire is not None:
-                await self._serve_http1(wire)
+            if wire is not None and await self._connections.serve(Http1Connection(wire, self._port)):
+                wire.close()  # it begins as HTTP/2
         except Exception:
             log.exception("a metrics connection failed")
         finally:
             self._places.free(sock)
             sock.close()
-
-    async def _serve_http1(self, wire: Wire) -> None:
-        connection = Http1Connection(wire, self._port)
-        self._connections.add(connection)
-        try:
-            if await connection.run():
-                wire.close()
-        finally:
-            self._connections.discard(connection)
 
     def _body_limit(self, url: bytes) -> int:
         """Where the console is on: bytes that the body of a request for `url` may have (rules 2 and 5)."""

@@ -32,13 +32,13 @@ from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWA
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
-from neptrio.transport.http1.connection import Http1Connection, check_all
+from neptrio.transport.http1.connection import Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest.connections import Connections
 from neptrio.transport.rest.http2_connection import RestHttp2Connection
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import HANDSHAKE_S, rest_tls
-from neptrio.transport.wire import Wire
 
 if TYPE_CHECKING:
     from neptrio.transport.hypercorn.server import HypercornServer
@@ -70,14 +70,15 @@ class RestServer:
         self._host = str(listener.getsockname()[0])
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host))
         self._port = Port(services, self.make_app(services, verbs, policy, origins), policy, origins)
-        self.http1: set[Http1Connection] = set()
-        self.http2: set[RestHttp2Connection] = set()
+        self.http1 = Connections[Http1Connection](self._port)
+        self.http2 = Connections[RestHttp2Connection](self._port)
         self._draining = False
         self._changed = trio.Event()
         self._starting = 0  # connections whose task has not begun
         self._tls = rest_tls(settings, ["h2", "http/1.1"])
         self._handshakes = Handshakes(self._tls, services.loop)
-        services.held.add(self._held_bytes)
+        services.held.add(self.http1.held_bytes)
+        services.held.add(self.http2.held_bytes)
         self._hypercorn: HypercornServer | None = None
         self._by_hypercorn: set[trio.CancelScope] = set()  # of the connections that it serves
         if not settings.http_lean:
@@ -90,10 +91,6 @@ class RestServer:
     ) -> RestApp:
         """The app that answers every route."""
         return RestApp(services, verbs.at(self._host), policy, origins)
-
-    def _held_bytes(self) -> int:
-        one = sum(connection.held_bytes() for connection in self.http1)
-        return one + sum(connection.held_bytes for connection in self.http2)
 
     def statistics(self) -> RestStatistics:
         """How many connections are open now."""
@@ -135,8 +132,8 @@ class RestServer:
             pressed = self._services.connections.pressed
             idle = min(idle_ns or pressed_ns, pressed_ns) if pressed else idle_ns
             request = last_ns if self._draining else request_ns
-            check_all(self.http1, now, request, idle, pressed)
-            check_all(self.http2, now, request, idle, pressed)
+            self.http1.check(now, request, idle, pressed)
+            self.http2.check(now, request, idle, pressed)
 
     async def _serve(
         self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery
@@ -155,9 +152,11 @@ class RestServer:
             if wire is None:
                 sock.close()
             elif wire.secure is not None and wire.secure.protocol == "h2":
-                await self._serve_http2(wire, turned_away)
+                await self.http2.serve(RestHttp2Connection(wire, self._port, turned_away))
             else:
-                await self._serve_http1(wire, turned_away)
+                begun = await self.http1.serve(Http1Connection(wire, self._port, turned_away))
+                if begun:  # HTTP/2 without TLS
+                    await self.http2.serve(RestHttp2Connection(wire, self._port, turned_away, begun))
         except threads.NoThread as error:
             log.warning("a REST connection is closed: %s", error)
             sock.close()
@@ -171,36 +170,6 @@ class RestServer:
             else:
                 self._services.connections.leave(address)
 
-    async def _serve_http1(self, wire: Wire, turned_away: str) -> None:
-        """Serves HTTP/1.1, or HTTP/2 without TLS if the client begins with it."""
-        connection = Http1Connection(wire, self._port, turned_away)
-        limits = self._services.request_limits
-        limits.join(wire.client, connection.open_requests)
-        self.http1.add(connection)
-        if self._draining:
-            connection.drain()
-        try:
-            begun = await connection.run()
-        finally:
-            limits.leave(wire.client, connection.open_requests)
-            self.http1.discard(connection)
-        if begun:
-            del connection
-            await self._serve_http2(wire, turned_away, begun)
-
-    async def _serve_http2(self, wire: Wire, turned_away: str, prefix: bytes = b"") -> None:
-        connection = RestHttp2Connection(wire, self._port, turned_away, prefix)
-        limits = self._services.request_limits
-        limits.join(wire.client, connection.open_requests)
-        self.http2.add(connection)
-        if self._draining:
-            connection.start_drain()
-        try:
-            await connection.run()
-        finally:
-            limits.leave(wire.client, connection.open_requests)
-            self.http2.discard(connection)
-
     @property
     def connections(self) -> int:
         """How many connections are open, with those whose task has not begun."""
@@ -210,10 +179,8 @@ class RestServer:
     async def drain(self) -> None:
         """Stops accepting and returns when all connections have ended (rule 4)."""
         self._draining = True
-        for connection in self.http1:
-            connection.drain()
-        for secure in list(self.http2):
-            secure.start_drain()
+        self.http1.start_drain()
+        self.http2.start_drain()
         self._acceptor.stop()
         self._handshakes.stop()
         if self._hypercorn is not None:

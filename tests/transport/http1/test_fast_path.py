@@ -253,11 +253,11 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
         with ours, theirs:
             connection = connected(ours, server, Tasks())
             connection.body_received = 1 << 30  # of the request before
-            before = connection.held_bytes()
+            before = connection.held_bytes
             connection.pass_on(request()[:-2])
             assert connection.partial == request()[:-2]
             assert (
-                connection.statistics().receiving and connection.held_bytes() == before + HEAD + len(GOOD) - 2
+                connection.statistics().receiving and connection.held_bytes == before + HEAD + len(GOOD) - 2
             )
             began = connection.head.receive_start
             connection.end_grace()

@@ -26,9 +26,8 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -94,6 +93,7 @@ class Http1Connection(Http1Input):
         """How many requests are under way."""
         return len(self.exchanges)
 
+    @property
     def held_bytes(self) -> int:
         """Bytes of unanswered requests, of the request being received, and of answers that were not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
@@ -145,7 +145,7 @@ class Http1Connection(Http1Input):
         if self.room is not None and self.has_room():
             self.room.set()
 
-    def drain(self) -> None:
+    def start_drain(self) -> None:
         """The server stops: the last answer tells the peer that the connection will be closed."""
         self.draining = True
         if self.exchanges:
@@ -284,27 +284,3 @@ class Http1Connection(Http1Input):
         self.happens(Event.REFUSAL)
         self.direct = None
         exchange.refuse(error, status, headers)
-
-
-class Checked(Protocol):
-    """A connection whose times are looked at."""
-
-    def check(
-        self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int, pressed: bool = False, /
-    ) -> None:
-        """Ends it, or its request, if a time is over."""
-
-
-def check_all(
-    connections: Iterable[Checked],
-    now_ns: int,
-    request_timeout_ns: int,
-    idle_timeout_ns: int,
-    pressed: bool = False,
-) -> None:
-    """Calls check() of each.
-
-    A function of its own, because the variable of a loop lives on in a task that sleeps, and with it the last connection.
-    """
-    for connection in list(connections):
-        connection.check(now_ns, request_timeout_ns, idle_timeout_ns, pressed)
