@@ -40,6 +40,11 @@ def window_bits(encoding: bytes | None) -> int:
     return bits
 
 
+def inflater(message: bytes, encoding: bytes | None, most: int = INFLATED_LIMIT) -> Inflater:
+    """What inflates a message, which may become `most` bytes. Raises Unsupported."""
+    return Inflater(window_bits(encoding), message, min(most, limit_of(message)))
+
+
 def limit_of(message: bytes) -> int:
     """How many bytes a message may inflate to."""
     return min(INFLATED_LIMIT, max(FREE_BYTES, RATIO * len(message)))
@@ -61,7 +66,7 @@ def refusal(message: bytes, error: Undecodable | TooLong, most: int) -> TritonEr
 
 async def inflated(message: bytes, encoding: bytes | None, most: int, connection: GrpcConnection) -> bytes:
     """The message of a call other than inference, which may become `most` bytes. Raises TritonError."""
-    made = Inflater(window_bits(encoding), message, min(most, limit_of(message)))
+    made = inflater(message, encoding, most)
     try:
         if len(message) > INFLATED_HERE or not made.step(INFLATED_HERE, CALLS_HERE):
             await connection.inflating.inflate(made, connection)

@@ -34,8 +34,7 @@ class GrpcInfer(InferCall):
     def inflater(self, message: Any) -> Inflater | None:
         if not self.compressed:
             return None
-        bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
-        return Inflater(bits, message, compression.limit_of(message))
+        return compression.inflater(message, self.headers.get(b"grpc-encoding"))
 
     def refusal(self, message: Any, error: Undecodable | TooLong, most: int) -> TritonError:
         return compression.refusal(message, error, most)
