@@ -7,7 +7,7 @@ together first, so that no two files disagree about a package. Then each group i
 its file gets what the groups below it lack:
 
     run       building and running
-      trees     serving tree ensembles
+      trees, openvino   serving tree ensembles, and networks of OpenVINO
       cuda      on machines with an NVIDIA driver
         gpu     testing on such a machine that has no network: tools/gpu_wheels.py
       examples  the packages whose models the example repository uses; without their dependencies
@@ -43,6 +43,7 @@ GLIBC = "manylinux_2_28"
 BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
     "trees": ("run",),
+    "openvino": ("run",),
     "cuda": ("run",),
     "gpu": ("run", "cuda"),
     "examples": (),

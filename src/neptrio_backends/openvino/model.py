@@ -62,8 +62,9 @@ class Parameters:
             raise ValueError(f"parameter 'PERFORMANCE_HINT' must be one of {', '.join(HINTS)}, got '{hint}'")
         # an instance has one batch at a time
         self.properties["PERFORMANCE_HINT"] = hint or "LATENCY"
-        if self._flag("HINT_BF16") or self._flag("ENFORCE_BF16"):
-            self.properties["INFERENCE_PRECISION_HINT"] = openvino.Type.bf16
+        short = self._flag("HINT_BF16") or self._flag("ENFORCE_BF16")
+        if short or self.device == "CPU":  # which takes BF16 of its own accord where the processor has it
+            self.properties["INFERENCE_PRECISION_HINT"] = openvino.Type.bf16 if short else openvino.Type.f32
         pinned = self._choice("CPU_BIND_THREAD", ("YES", "NUMA", "NO"))
         if pinned:
             self.properties["ENABLE_CPU_PINNING"] = pinned != "NO"

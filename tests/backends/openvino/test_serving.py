@@ -1,4 +1,4 @@
-"""Networks of OpenVINO through the server. `make test-backends` runs these, where OpenVINO is installed."""
+"""Networks of OpenVINO through the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.control import post
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
-openvino = pytest.importorskip("openvino", reason="make test-backends")
+openvino = pytest.importorskip("openvino")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
