@@ -74,13 +74,15 @@ def _installed(folders: tuple[tuple[str, int], ...]) -> tuple[Entry, ...]:
 
 
 def _entry(point: metadata.EntryPoint) -> Entry:
+    # not point.module, which raises where a package has written something else than a name
+    module = re.split(r"[:\[]", point.value)[0].strip()
     distribution = point.dist
     if distribution is None:
-        return Entry(point.name, point.module, point.module.partition(".")[0])
+        return Entry(point.name, module, module.partition(".")[0])
     required = [REQUIRED.match(line) for line in distribution.requires or ()]
     return Entry(
         point.name,
-        point.module,
+        module,
         distribution.name,
         tuple((found[1].lower().replace("-", "_"), found[2]) for found in required if found is not None),
     )

@@ -31,6 +31,8 @@ _BACKEND_OF_FILE = {
     "model.onnx": "onnxruntime",
     "model.py": "python",
     "model.pt": "pytorch",
+    "model.pt2": "pytorch",
+    "model.xml": "openvino",
     "model.plan": "tensorrt",
     "model.savedmodel": "tensorflow",
     "model.graphdef": "tensorflow",

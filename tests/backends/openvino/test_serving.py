@@ -89,6 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (repository / "strings/1/model.onnx").write_bytes(onnx_models.identity("BYTES"))
     (repository / "broken/1/model.onnx").write_bytes(b"no network")
     (repository / "weightless/1/model.bin").unlink()
+    (repository / "bare/config.pbtxt").unlink()
     with ServerProcess(repository, "--exit-on-error=false") as server:
         yield server
 

@@ -108,6 +108,17 @@ def test_a_package_without_its_folder_is_named(site: Path, tmp_path: Path) -> No
         backend_file("scale", tmp_path)
 
 
+@pytest.mark.parametrize("value", ["no name at all", ":attribute", "a..b", "[extra]"])
+def test_an_entry_point_that_is_none_concerns_its_backend_alone(
+    site: Path, tmp_path: Path, value: str
+) -> None:
+    install(site, "broken-package", f"broken = {value}", "scale_package")
+    file = install(site, "some-scale", "scale = scale_package", "scale_package")
+    assert backend_file("scale", tmp_path) == file
+    with pytest.raises(InvalidArgument, match="backend 'broken'"):
+        backend_file("broken", tmp_path)
+
+
 def test_a_name_that_nearly_is_a_backends_gets_a_hint(site: Path, tmp_path: Path) -> None:
     install(site, "some-scale", "scale = scale_package", "scale_package")
     with pytest.raises(InvalidArgument, match=r"did you mean 'scale'\?"):

@@ -94,6 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         MODULE, (torch.ones(2, 4), torch.ones(2, 1)), dynamic_shapes={"x": {0: batch}, "scale": {0: batch}}
     )
     torch.export.save(program, repository / "exported/1/model.pt2")
+    (repository / "exported/config.pbtxt").unlink()
     scripted = torch.jit.script(MODULE)
     for name in ("script", "named", "silent", "numbered", "flag", "threads"):
         scripted.save(repository / name / "1/model.pt")
