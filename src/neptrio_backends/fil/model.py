@@ -122,6 +122,8 @@ class TritonPythonModel:
             raise ValueError(
                 "output 'treeshap_output': Shapley values are not computed here; leave that output out"
             )
+        if len(config["input"]) != 1 or len(names) != 1:
+            raise ValueError("the configuration must have one input, the rows, and one output")
         (tensor,), (output,) = config["input"], config["output"]
         self._input, self._output = tensor["name"], output["name"]
         for row in (tensor, output):

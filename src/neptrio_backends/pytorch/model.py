@@ -204,7 +204,12 @@ class TritonPythonModel:
     def _given(self, name: str, array: np.ndarray) -> Any:
         if name in self._strings:
             return [value.decode() for value in array.ravel().tolist()]
-        tensor = torch.from_dlpack(pb_utils.Tensor(name, array))
+        # numpy's own types take the short way; BF16 is none of them
+        tensor = (
+            torch.from_numpy(array)
+            if array.dtype.kind != "V"
+            else torch.from_dlpack(pb_utils.Tensor(name, array))
+        )
         return tensor if self._device == "cpu" else tensor.to(self._device, non_blocking=True)
 
     def _taken(self, name: str, value: Any) -> np.ndarray:

@@ -151,6 +151,10 @@ REFUSED: list[tuple[Maker, dict[str, Any], dict[str, str], str]] = [
         {},
         "Shapley values are not computed here",
     ),
+    (
+        BINARY, {"input": [{"name": n, "data_type": "TYPE_FP32", "dims": [4]} for n in "ab"]}, {},
+        "must have one input, the rows, and one output",
+    ),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio import commands
-from tests.support.control import post
+from tests.support.control import load, post
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
@@ -46,6 +46,13 @@ class Shouting(torch.nn.Module):
 
     def forward(self, texts: list[str]) -> tuple[list[str], torch.Tensor]:
         return [text + "!" for text in texts], torch.tensor([[len(text)] for text in texts])
+
+
+class Same(torch.nn.Module):
+    """What came."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+        return [a, b, c]
 
 
 class Summed(torch.nn.Module):
@@ -87,7 +94,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
-    for name in ("exported", "script", "named", "keyed", "texts", "summed", *REFUSED):
+    for name in ("exported", "script", "named", "keyed", "texts", "summed", "same", *REFUSED):
         write_model(repository, name, f'backend: "pytorch" {REFUSED.get(name, ("",))[0]}')
     batch = torch.export.Dim("batch", max=64)
     program = torch.export.export(
@@ -126,10 +133,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (repository / "summed/config.pbtxt").write_text(
         f'backend: "pytorch" max_batch_size: 4 input {tensors("x:FP32:4")} output {tensors("y:FP32:4")}'
     )
+    torch.jit.script(Same()).save(repository / "same/1/model.pt")
+    (repository / "same/config.pbtxt").write_text(
+        f'backend: "pytorch" max_batch_size: 4 input {tensors("a:BOOL:2", "b:BF16:2", "c:FP16:2")} '
+        f"output {tensors('A__0:BOOL:2', 'A__1:BF16:2', 'A__2:FP16:2')}"
+    )
     torch.save(MODULE, repository / "pickled/1/model.pt")
-    with ServerProcess(
-        repository, "--exit-on-error=false", env=dict(os.environ, PYTHONWARNINGS="")
-    ) as server:
+    flags = ("--exit-on-error=false", "--model-control-mode=explicit")
+    with ServerProcess(repository, *flags, env=dict(os.environ, PYTHONWARNINGS="")) as server:
+        for folder in sorted(
+            repository.iterdir()
+        ):  # one after the other: each imports PyTorch, some of them twice
+            load(server, folder.name)
         yield server
 
 
@@ -201,6 +216,18 @@ def test_dictionaries_and_texts(server: ServerProcess) -> None:
     response = ask(server, "texts", IN=np.array([["a"], ["höre"]], object))
     assert [value.decode() for value in response.as_numpy("OUT").ravel()] == ["a!", "höre!"]
     assert response.as_numpy("SIZE").tolist() == [[1], [5]]  # TorchScript counts bytes
+
+
+def test_types_that_are_not_everywhere(server: ServerProcess) -> None:
+    arrays = np.array([[True, False]]), np.array([[1.5, -2]], np.float32), np.array([[0.5, 3]], np.float16)
+    inputs = []
+    for name, kind, array in zip("abc", ("BOOL", "BF16", "FP16"), arrays, strict=True):
+        inputs.append(httpclient.InferInput(name, [1, 2], kind))
+        inputs[-1].set_data_from_numpy(array)
+    with httpclient.InferenceServerClient(server.http) as client:
+        response = client.infer("same", inputs)
+    for i, array in enumerate(arrays):
+        assert (response.as_numpy(f"A__{i}") == array).all()
 
 
 def test_a_result_without_the_batch_is_refused(server: ServerProcess) -> None:
