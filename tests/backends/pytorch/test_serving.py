@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
@@ -219,7 +220,11 @@ def test_dictionaries_and_texts(server: ServerProcess) -> None:
 
 
 def test_types_that_are_not_everywhere(server: ServerProcess) -> None:
-    arrays = np.array([[True, False]]), np.array([[1.5, -2]], np.float32), np.array([[0.5, 3]], np.float16)
+    arrays = (
+        np.array([[True, False]]),
+        np.array([[1.5, -2]], ml_dtypes.bfloat16),
+        np.array([[0.5, 3]], np.float16),
+    )
     inputs = []
     for name, kind, array in zip("abc", ("BOOL", "BF16", "FP16"), arrays, strict=True):
         inputs.append(httpclient.InferInput(name, [1, 2], kind))
