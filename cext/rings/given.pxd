@@ -2,11 +2,14 @@
 #   An InputBytes holds the GivenMessage that it lies in, and that the memory: a copy of its own, or a mapping.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.rings.line cimport Lease, Line
+from neptrio.rings.line cimport Line
 from neptrio.rings.packet cimport Reader
 from neptrio.rings.ring cimport Entry, Segment
 
-cdef class GivenMessage(Lease):
+cdef class GivenMessage:
+    cdef Line line           # None: nobody waits for its RETURN
+    cdef Segment segment     # alive as long as somebody looks
+    cdef uint64_t offset
     cdef bytes copy          # of the whole message, if it was short
     cdef const char* base
     cdef uint32_t kind

@@ -17,6 +17,7 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.rings import given
 from tests.support.rings import AREA, Pair, channel_of
 from tests.support.waiting import until
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
@@ -287,6 +288,11 @@ def test_what_a_message_in_a_segment_of_its_own_names_is_given_back() -> None:
     rest.clear()
     assert settle(pair)["child_used"] == 0
     pair.close()
+
+
+def test_no_collection_runs_while_a_message_is_taken() -> None:
+    """What it frees might run code that takes from the same ring."""
+    assert not given.GivenMessage.__flags__ & 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
 def test_the_server_waits_in_line_when_the_ring_is_full(pair: Pair) -> None:

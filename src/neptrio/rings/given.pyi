@@ -1,9 +1,7 @@
 # The types of cext/rings/given.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
-from neptrio.rings.line import Lease
-
-class GivenMessage(Lease): ...
+class GivenMessage: ...
 
 class InputBytes:
     def __buffer__(self, flags: int, /) -> memoryview: ...
