@@ -200,11 +200,11 @@ cdef class ModelSide(GivenReader):
             done = self.out.push_returns()
             if done > 0:
                 done = self.out.push(entry)
+            if done < 0:
+                raise RuntimeError("the ring to the server is broken: something wrote over the shared memory")
             self.ring()
             if done > 0:
                 return 0
-            if done < 0:
-                raise RuntimeError("the ring to the server is broken: something wrote over the shared memory")
             pause.tv_sec, pause.tv_nsec = 0, 50000
             with nogil:
                 nanosleep(&pause, NULL)
