@@ -140,7 +140,15 @@ def test_every_environment_variable_is_explained() -> None:
     assert all(f'"{name}"' in everything for name in explained)
 
 
-PUBLIC = {"_asdict", "_exit", "_fields", "_fields_", "_getframe", "_replace"}  # of the standard library
+PUBLIC = {
+    "_asdict",
+    "_exit",
+    "_fields",
+    "_fields_",
+    "_getframe",
+    "_inductor",
+    "_replace",
+}  # of the standard library, and of PyTorch
 MOST_PRIVATE = 75  # there are never more than there were
 
 

@@ -17,7 +17,7 @@ def test_every_backend_and_protocol_is_tried() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    left_out = self_test._left_out()
+    left_out = self_test.lacking()
     for model in self_test.MODELS:
         tried = [
             line.partition(" (")[0] for line in lines if line.partition(" (")[0].endswith(f" to {model}")

@@ -47,7 +47,7 @@ def busy(seconds: float) -> None:
 
 def busy_first(lag: LoopLag) -> None:
     """Takes 0.1 s, as if no line had been logged before."""
-    lag._told_ns = 0
+    lag.told_ns = 0
     busy(0.1)
 
 
@@ -114,7 +114,7 @@ def test_notes_are_of_one_pass(lines: list[logging.LogRecord]) -> None:
     lag.note("decoding", "m", 1)
     busy(0.002)
     lag.waits()
-    lag._told_ns = 0
+    lag.told_ns = 0
     lag.woke()
     busy(0.002)
     lag.waits()

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     import neptrio
 
     report = _Report()
-    left_out = _left_out()
+    left_out = lacking()
     with tempfile.TemporaryDirectory(prefix="neptrio-self-test-") as name:
         folder = Path(name)
         for model, (config, file, content, *_) in MODELS.items():
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     return int(report.failed)
 
 
-def _left_out() -> dict[str, str]:
+def lacking() -> dict[str, str]:
     """What cannot be tried here, and why."""
     from neptrio.backends.kernel.host import compiler
     from neptrio.errors import TritonError

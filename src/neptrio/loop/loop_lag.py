@@ -48,7 +48,7 @@ class LoopLag(LoopLagCore):
     def __init__(self, warning_ms: float = 0) -> None:
         """Passes longer than `warning_ms` milliseconds are logged; 0: none are."""
         self.warning_ns = int(warning_ms * 1e6)
-        self._told_ns = 0
+        self.told_ns = 0  # when the last line was logged, 0: none was
         self._untold = 0
 
     def statistics(self) -> LoopLagStatistics:
@@ -59,10 +59,10 @@ class LoopLag(LoopLagCore):
         self, now: int, taken: int, notes: list[tuple[int, str, str, Any, int]], task: Any, task_ns: int
     ) -> None:
         """Logs a pass of `taken` ns that ended at `now`; called by waits()."""
-        if self._told_ns and now - self._told_ns < LINE_SECONDS * 1e9:
+        if self.told_ns and now - self.told_ns < LINE_SECONDS * 1e9:
             self._untold += 1
             return
-        self._told_ns = now
+        self.told_ns = now
         more = f"; so {self._untold} more times since the last line" if self._untold else ""
         self._untold = 0
         culprit, remedy = self._culprit(now, taken, notes, task, task_ns)

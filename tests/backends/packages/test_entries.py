@@ -71,14 +71,14 @@ def test_a_folder_of_the_flag_wins_over_a_package_and_the_servers_own_over_both(
     site: Path, tmp_path: Path
 ) -> None:
     packaged = install(site, "some-scale", "scale = scale_package", "scale_package")
-    install(site, "some-identity", "identity = identity_package", "identity_package")
+    install(site, "some-kernel", "kernel = kernel_package", "kernel_package")
     directory = tmp_path / "backends"
-    for name in ("scale", "identity"):
+    for name in ("scale", "kernel"):
         (directory / name).mkdir(parents=True)
         (directory / name / "model.py").write_text(MODEL.format(imports=""))
     assert backend_file("scale", tmp_path) == packaged
     assert backend_file("scale", tmp_path, directory) == directory / "scale/model.py"
-    assert backend_file("identity", tmp_path, directory) is None
+    assert backend_file("kernel", tmp_path, directory) is None
 
 
 def test_two_packages_with_one_name_are_refused(site: Path, tmp_path: Path) -> None:
