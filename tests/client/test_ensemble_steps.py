@@ -261,13 +261,15 @@ def test_a_decoupled_step_streams(bench: Bench, count: int) -> None:
         client.async_stream_infer(
             "stream", tensor(count - 1), request_id="s", enable_empty_final_response=True
         )
-        got = [answers.get(timeout=60) for _ in range(max(count, 1))]
+        got: list[Any] = []
+        while not got or not got[-1].get_response().parameters["triton_final_response"].bool_param:
+            got.append(answers.get(timeout=60))
         client.stop_stream()
     assert answers.empty()
-    final = [a.get_response().parameters["triton_final_response"].bool_param for a in got]
-    assert final == [False] * (count - 1) + [True]
-    assert [len(a.get_response().outputs) for a in got] == [1] * count or count == 0
-    assert [a.as_numpy("OUT").tolist() for a in got] == [[[i + 1]] for i in range(count)]
+    # the last data is final, unless the step's end came after it had been sent: then an empty response is
+    data = [a for a in got if a.get_response().outputs]
+    assert got[: len(data)] == data and len(got) - len(data) <= 1
+    assert [a.as_numpy("OUT").tolist() for a in data] == [[[i + 1]] for i in range(count)]
     assert {a.get_response().id for a in got} == {"s"}
 
 
