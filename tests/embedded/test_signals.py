@@ -14,7 +14,7 @@ import asyncio, sys
 import trio
 import neptrio
 
-server = neptrio.Server()
+server = neptrio.Server(exit_timeout_secs=3600)
 
 @server.model
 async def patient(n: int) -> int:
@@ -47,7 +47,7 @@ def ended_by(number: signal.Signals, way: str, folder: Path) -> tuple[int, str]:
         assert process.stdout is not None and process.stdout.readline() == "asked\n"
         assert len(list(folder.iterdir())) == 1, "its functions' folder"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)  # below exit_timeout_secs
+        _, errors = process.communicate(timeout=120)
         return process.returncode, errors
     finally:
         process.kill()
@@ -57,7 +57,8 @@ def ended_by(number: signal.Signals, way: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("way", ["blocking", "asyncio", "trio"])
 def test_the_program_ends_and_leaves_nothing(tmp_path: Path, way: str) -> None:
     status, errors = ended_by(signal.SIGINT, way, tmp_path)
-    assert (status, errors.rstrip().rpartition("\n")[2]) == (-signal.SIGINT, "KeyboardInterrupt")
+    assert status in (-signal.SIGINT, 1), errors  # 1: trio has put it into a group
+    assert errors.rstrip().endswith("KeyboardInterrupt")
     assert list(tmp_path.iterdir()) == []
     assert ended_by(signal.SIGTERM, way, tmp_path)[0] == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []

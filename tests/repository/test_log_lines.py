@@ -27,11 +27,11 @@ def test_loads_unloads_and_samples_by_name(tmp_path: Path) -> None:
     write_model(tmp_path, "other", identity_config())
     flags = ("--model-control-mode=explicit", "--load-model=m", "--log-verbose=1")
     with ServerProcess(tmp_path, *flags) as server:
-        assert server.log().count("] successfully loaded 'm'\n") == 1
+        assert server.log().count("] successfully loaded 'm' version ") == 1
         assert re.search(r"model 'm' instance \S+ is running warmup sample 'regular sample'\n", server.log())
         with httpclient.InferenceServerClient(server.http) as client:
             client.load_model("other")
-            server.until_logged("] successfully loaded 'other'\n")
+            server.until_logged("] successfully loaded 'other' version ")
             client.unload_model("m")
             server.until_logged("] successfully unloaded 'm' version 2\n")
             settled(client, "m")

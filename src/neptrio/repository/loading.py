@@ -214,7 +214,7 @@ class Loading:
         record.last_seconds = max(one.load_duration_secs for one in made)
         self._swap(operation, models, changes, keep)
         for version, model in sorted(models.items()):
-            log.info(
+            log.info(  # begins as a Triton server's line, for which scripts wait
                 "successfully loaded '%s' version %d in %.1f s (%s)",
                 *(name, version, model.load_duration_secs),
                 groups.runs_on(model.config, model.backend.own_processes) or "its steps' models",
@@ -231,7 +231,6 @@ class Loading:
             self._withdrawal.folders.add(found.folder)
         if old is not None and old is not found.folder:
             self._withdrawal.release_folder(record, old)
-        log.info("successfully loaded '%s'", name)  # scripts wait for a Triton server's text
 
     async def _build(
         self, operation: Operation, found: Found, children: tuple[str, ...], same: dict[int, Model]
