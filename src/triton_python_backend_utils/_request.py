@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Set  # noqa: UP035
@@ -299,11 +300,16 @@ def _correlation(given: Any) -> int | str:
     if given is None:
         raise _checks.wrong("correlation_id of InferenceRequest", "an int or a str", given)
     try:
-        return _checks.number(given, "correlation_id of InferenceRequest", 0, HIGHEST_64)
+        found = operator.index(given)
     except TypeError:
         raise TritonModelException(
             f"Correlation ID must be integer or string, got {type(given).__name__}"
         ) from None
+    if not 0 <= found <= HIGHEST_64:
+        raise TritonModelException(
+            f"Correlation ID must be integer or string: sequence id must be from 0 to {HIGHEST_64} where it is an integer, got {found}"
+        )
+    return found
 
 
 def _check_parameters(parameters: Any) -> None:

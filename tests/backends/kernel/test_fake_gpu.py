@@ -36,12 +36,26 @@ pytestmark = needs_fake_gpu
 # ---------------------------------------------------------------- the GPU's own tests, and the family
 
 
+ENDING = "test_in_a_process_of_its_own_only_the_process_ends"
+
+
+@pytest.mark.slow
+def test_the_gpu_test_of_a_process_that_ends_passes_on_the_fake_driver() -> None:
+    tests = Path(__file__).parent / "test_gpu.py"
+    with FakeGpu(main_thread=1) as gpu:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", ENDING]
+        done = subprocess.run(command, env=gpu.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert done.stdout.startswith(".") and gpu["launches"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [0, 2], ids=["lazy", "random"])
 def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
     """`make test-gpu` with the fake driver in the GPU's place, with work executed in several orders."""
     tests = Path(__file__).parent / "test_gpu.py"
-    chosen = [] if mode == 0 else ["-k", "graph or staged or pool"]
+    # what ends with its process frees nothing: the driver does
+    chosen = ["-k", f"not {ENDING}" if mode == 0 else "graph or staged or pool"]
     with FakeGpu(mode=mode, main_thread=1) as gpu:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), *chosen]
         done = subprocess.run(command, env=gpu.env, capture_output=True, text=True, check=False)

@@ -67,7 +67,9 @@ def process(
 ) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("attacked")
     write_models(repository)
-    with ServerProcess(repository, env={**os.environ, "NEPTRIO_HTTP2_SESSION": request.param}) as server:
+    with ServerProcess(
+        repository, "--log-verbose=1", env={**os.environ, "NEPTRIO_HTTP2_SESSION": request.param}
+    ) as server:
         yield server
         until(lambda: not in_flight(server), "nothing is under way")
 
