@@ -234,9 +234,8 @@ def json_document(data: bytes) -> None:
     try:
         ours = load(exact(data))
     except InvalidArgument as refused:
-        error = (
-            str(refused).partition(": ")[2].partition(' (after "')[0]
-        )  # rapidjson does not say behind what
+        # rapidjson does not say behind what, or in what, it stood
+        error = str(refused).partition(": ")[2].partition(" (")[0]
     if error.startswith("Nesting"):  # rapidjson knows no such limit
         return
     if rapidjson is None or b"\0" in data or data.startswith(b"\xef\xbb\xbf") or b"\\u" in data:
