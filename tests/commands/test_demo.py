@@ -72,7 +72,9 @@ def test_flags_override_what_is_switched_on(tmp_path: Path) -> None:
 
 
 def test_make_run_serves_the_example_repository_like_that() -> None:
-    make = ["make", "-n", "-o", ".venv/bin/python", "-o", ".venv/.built", "run", "ARGS=--http-port 9000"]
+    # these tests may run below a make, whose children say which folder they are in
+    make = ["make", "--no-print-directory", "-n", "-o", ".venv/bin/python", "-o", ".venv/.built"]
+    make += ["run", "ARGS=--http-port 9000"]
     done = subprocess.run(make, cwd=EXAMPLES.parents[1], capture_output=True, text=True, timeout=60)
     last = done.stdout.splitlines()[-1]
     assert last.endswith("neptrio demo --model-repository examples/model_repository --http-port 9000")
