@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 from typing import Annotated, Any, Optional
 
 import numpy as np
@@ -16,6 +17,7 @@ import neptrio
 Floats = npt.NDArray[np.float32]
 Matrix = Annotated[np.ndarray, neptrio.TensorSpec("FP32", [2])]
 calls: list[Any] = []
+place: ContextVar[str] = ContextVar("place", default="nowhere")
 gate = threading.Event()  # hold() returns when it is set
 
 
@@ -84,6 +86,19 @@ def new_server(**settings: Any) -> neptrio.Server:
         finally:
             calls.append("endless_async closed")
 
+    @server.model
+    async def scoped(n: int) -> AsyncIterator[str]:
+        token = place.set("here")
+        try:
+            async with asyncio.timeout(0.2):
+                for _ in range(2):
+                    yield place.get()
+                await asyncio.Event().wait()
+        except TimeoutError:
+            yield "late"
+        finally:
+            place.reset(token)
+
     @server.model(instances=2)
     def hold(x: Floats) -> Floats:
         gate.wait(60)
@@ -104,12 +119,16 @@ def new_server(**settings: Any) -> neptrio.Server:
         inputs={"x": ("INT64", [1]), "START": ("INT32", [1])},
         outputs={"total": ("INT64", [1])},
     )
-    class accumulate:  # the class's name is the model's
+    class accumulate:  # the class's name is the model's; -1 fails
         def __init__(self) -> None:
             self.total = np.zeros(1, np.int64)
 
         def __call__(self, x: np.ndarray, START: np.ndarray) -> dict[str, np.ndarray]:
-            self.total = x if START[0] else self.total + x
+            if START[0]:
+                self.total = np.zeros(1, np.int64)
+            if x[0] == -1:
+                raise ValueError("no amount")
+            self.total = self.total + x
             return {"total": self.total}
 
         def close(self) -> None:

@@ -217,6 +217,45 @@ def test_trio_on_two_threads_shares_a_server() -> None:
         assert asyncio.run(main()) == [8]
 
 
+@both
+def test_a_context_is_left_and_not_stopped(run: Run) -> None:
+    async def main() -> None:
+        async with models.new_server() as server:
+            with pytest.raises(RuntimeError, match="leave that"):
+                server.stop()
+            assert await server.ready()
+
+    run(main)
+
+
+def test_a_function_whose_adding_is_cancelled_is_the_servers() -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    class patient:
+        def __init__(self) -> None:
+            entered.set()
+            assert released.wait(60)
+
+        def __call__(self, x: float) -> float:
+            return 5 * x
+
+    async def main() -> None:
+        async with models.new_server() as server:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.add, patient)
+                while not entered.is_set():
+                    await trio.sleep(0)
+                nursery.cancel_scope.cancel()
+            released.set()
+            while not await server.model("patient").ready():
+                await trio.sleep(0)
+            assert (await server.model("patient").infer({"x": 1.0}))["OUTPUT"].item() == 5
+            assert "patient" in server.functions
+            await server.remove("patient")
+
+    trio.run(main)
+
+
 def test_verbs_do_not_wait_for_asyncios_own_threads() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -324,6 +324,8 @@ def test_start_and_stop_without_a_context() -> None:
     try:
         with pytest.raises(RuntimeError, match="been started already"):
             made.start()
+        with pytest.raises(RuntimeError, match="been started already"), made.running():
+            pass
         assert running.model("double").infer({"x": np.ones(1, np.float32)})["OUTPUT"].tolist() == [2]
     finally:
         running.stop()
@@ -380,6 +382,59 @@ def test_a_request_that_was_refused_does_not_begin_or_end_its_sequence(
         with pytest.raises(neptrio.InvalidArgument):
             sequence.infer({"x": ["no number"]}, end=True)
         assert sequence.infer({"x": [2]}, end=True)["total"].item() == 7
+
+
+def test_a_sequence_whose_first_request_failed_goes_on_and_is_ended(server: neptrio.RunningServer) -> None:
+    model = server.model("accumulate")
+    for end in (False, True):
+        with model.sequence() as sequence:
+            with pytest.raises(neptrio.TritonError, match="no amount"):
+                sequence.infer({"x": [-1]})
+            if end:
+                assert sequence.infer({"x": [3]}, end=True)["total"].item() == 3
+        until(lambda: server.sequences("accumulate")["sequences"] == [], "the sequence has ended")
+    with model.sequence() as sequence:
+        assert sequence.infer({"x": [3]})["total"].item() == 3
+        with pytest.raises(neptrio.TritonError, match="no amount"):
+            sequence.infer({"x": [-1]}, end=True)
+        with pytest.raises(RuntimeError, match="has ended"):
+            sequence.infer({"x": [1]})
+
+
+def test_a_generator_runs_in_one_task(server: neptrio.RunningServer) -> None:
+    """What it opens before one item is still there, and is closed, behind another."""
+    got = [response["OUTPUT"][0] for response in server.model("scoped").stream({"n": 1})]
+    assert got == [b"here", b"here", b"late"]
+
+
+def test_a_function_is_added_once_at_a_time(server: neptrio.RunningServer) -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    class slow:
+        def __init__(self) -> None:
+            entered.set()
+            assert released.wait(60)
+            raise ValueError("not today")
+
+        def __call__(self, x: float) -> float:
+            return x
+
+    def quick(x: float) -> float:
+        return 7 * x
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(server.add, slow, name="twice")
+        assert entered.wait(60)
+        for replace in (False, True):
+            with pytest.raises(ValueError, match="'twice' is being added"):
+                server.add(quick, name="twice", replace=replace)
+        with pytest.raises(ValueError, match="'twice' is being added"):
+            server.remove("twice")
+        released.set()
+        with pytest.raises(neptrio.TritonError, match="not today"):
+            first.result(60)
+    assert server.add(quick, name="twice").infer({"x": 1.0})["OUTPUT"].item() == 7
+    server.remove("twice")
 
 
 def test_an_iterator_that_is_left_early_is_no_failure(

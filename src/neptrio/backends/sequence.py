@@ -57,7 +57,7 @@ class SequenceBackend(Backend):
         self.iterations = int(self._number("iterations", 1))
         self.creation_seconds = creation_seconds(context)
         given, made = config.input[0].dims, config.output[0].dims
-        self.whole = min(given, default=0) > 0 and math.prod(given) > 1 and math.prod(made) == 1
+        self.whole = min(given, default=0) > 0 and math.prod(given) > 1 and all(n == 1 for n in made)
 
     def load(self) -> None:
         time.sleep(self.creation_seconds)

@@ -19,6 +19,7 @@ from neptrio.embedded.model import AHEAD, ModelHandle, SequenceState, opened
 from neptrio.embedded.options import InferOptions
 from neptrio.embedded.response import Response
 from neptrio.embedded.signature import Tensors
+from neptrio.errors import TritonError
 from neptrio.request.infer_request import InferResponse
 
 if TYPE_CHECKING:
@@ -106,15 +107,23 @@ class BlockingSequence(SequenceState):
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As BlockingModel.infer()."""
-        with self._next(options, end) as said:
+        said = self._next(options, end)
+        try:
             return self._handle.infer(inputs, **said)
+        except TritonError:
+            self._failed(said, self._handle._engine.ask(*self._where))
+            raise
 
     def stream(
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Iterator[Response]:
         """The next request, to a decoupled model. As BlockingModel.stream()."""
-        with self._next(options, end) as said:
+        said = self._next(options, end)
+        try:
             yield from self._handle.stream(inputs, **said)
+        except TritonError:
+            self._failed(said, self._handle._engine.ask(*self._where))
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

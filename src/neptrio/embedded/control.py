@@ -94,6 +94,15 @@ async def sequences(core: Server, model: str, version: str) -> dict[str, Any]:
     return await core.verbs.sequences.list(model, version)
 
 
+async def sequence_lives(core: Server, model: str, version: str, sequence_id: int | str) -> bool:
+    """Whether a model has that sequence now."""
+    try:
+        found = core.services.admission.lookup(model, version).scheduler.of_sequences
+    except TritonError:
+        return False
+    return found is not None and bool(found.live_keys(sequence_id))
+
+
 async def metrics(core: Server) -> str:
     """The text of the metrics page."""
     return b"".join(await core.metrics.document()).decode()

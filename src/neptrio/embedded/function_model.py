@@ -265,28 +265,24 @@ class _AsyncGenerator(_Base):
     async def execute(self, requests: list[Any]) -> None:
         await asyncio.gather(*(self._one(request) for request in requests))
 
+    async def _each(self, request: Any, sender: Any) -> None:
+        """All items of a request in one task, to which the generator's contexts, time limits and groups belong."""
+        items = self._function(**self._arguments(request))
+        try:
+            async for item in items:
+                if not self._sent(request, sender, self._response(item)):
+                    break
+        finally:
+            await items.aclose()
+
     async def _one(self, request: Any) -> None:
         sender = request.get_response_sender()
         try:
-            items = self._function(**self._arguments(request))
-            try:
-                while True:
-                    item = await _unless_cancelled(_next(items), [request])
-                    if item is _END or not self._sent(request, sender, self._response(item)):
-                        break
-            finally:
-                await items.aclose()
+            await _unless_cancelled(self._each(request, sender), [request])
         except Exception as error:
             sender.send(self._failed(error), flags=FINAL)
         else:
             sender.send(flags=FINAL)
-
-
-_END = object()
-
-
-async def _next(items: Any) -> Any:
-    return await anext(items, _END)
 
 
 def _scalar(array: np.ndarray, spec: TensorSpec) -> Any:

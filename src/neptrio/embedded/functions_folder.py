@@ -3,7 +3,8 @@
 Rules:
  1. Only the process that made the folder removes it: a forked one that ends does nothing.
  2. SIGTERM ends a program at once, unless it has a handler of its own, and nothing is cleaned up. Here the folder is removed
-    first, and then the signal does what it would have done. A program's own handler stays: it decides what happens.
+    first, and then the signal does what it would have done. A program's own handler stays: it decides what happens. The
+    first process of a container is ended by no signal that it has no handler for, so there nothing is done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class FunctionsFolder:
         self.path = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
         self._process = os.getpid()
         self._before: Any = None  # the handler of SIGTERM that ours stands in front of
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and self._process != 1:
             before = signal.getsignal(signal.SIGTERM)
             if before is signal.SIG_DFL or isinstance(getattr(before, "__self__", None), FunctionsFolder):
                 self._before = before

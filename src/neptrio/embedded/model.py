@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -190,27 +190,32 @@ class SequenceState:
         self._handle = handle
         self.id = sequence_id or secrets.randbits(63) | 1
         self._begun = False
+        self._sent = False  # the server may have it
         self._ended = False
 
-    @contextmanager
-    def _next(self, options: InferOptions, end: bool) -> Iterator[InferOptions]:
-        """The options of the next request, which the body makes.
-
-        A request that failed has neither begun nor ended the sequence: the next one says it again.
-        """
+    def _next(self, options: InferOptions, end: bool) -> InferOptions:
+        """The options of the next request."""
         if self._ended:
             raise RuntimeError(f"sequence {self.id} has ended")
-        first, self._begun, self._ended = not self._begun, True, end
-        try:
-            yield {**options, "sequence_id": self.id, "sequence_start": first, "sequence_end": end}
-        except TritonError:
-            self._begun = self._begun and not first
-            self._ended = self._ended and not end
-            raise
+        first, self._begun, self._sent, self._ended = not self._begun, True, True, end
+        return {**options, "sequence_id": self.id, "sequence_start": first, "sequence_end": end}
+
+    def _failed(self, said: InferOptions, lives: bool) -> None:
+        """A request has failed. Where the server refused it, it has neither begun nor ended the sequence, and the next one
+        says it again; `lives`: whether the server has the sequence."""
+        if said["sequence_start"]:
+            self._begun = lives
+        if said["sequence_end"]:
+            self._ended = not lives and self._begun
+
+    @property
+    def _where(self) -> tuple[Any, ...]:
+        """What tells whether the server has it."""
+        return control.sequence_lives, self._handle.name, self._handle.version, self.id
 
     def _leave(self) -> None:
         """Ends the sequence if it is live. On the server's thread."""
-        if not self._begun or self._ended:
+        if not self._sent or self._ended:
             return
         self._ended = True
         handle = self._handle
@@ -234,17 +239,25 @@ class Sequence(SequenceState):
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As Model.infer()."""
-        with self._next(options, end) as said:
+        said = self._next(options, end)
+        try:
             return await self._handle.infer(inputs, **said)
+        except TritonError:
+            self._failed(said, await self._handle._engine.reach(*self._where))
+            raise
 
     async def stream(
         self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
     ) -> AsyncIterator[Response]:
         """The next request, to a decoupled model. As Model.stream()."""
-        with self._next(options, end) as said:
+        said = self._next(options, end)
+        try:
             async with aclosing(self._handle.stream(inputs, **said)) as responses:  # type: ignore[type-var]
                 async for response in responses:
                     yield response
+        except TritonError:
+            self._failed(said, await self._handle._engine.reach(*self._where))
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

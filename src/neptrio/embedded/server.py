@@ -14,6 +14,7 @@ thread with a loop of its own.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +64,8 @@ class Server:
         self._functions: dict[str, FunctionModel] = {}
         self._folder: FunctionsFolder | None = None
         self._engine: Engine | None = None
+        self._adding: set[str] = set()  # names of functions whose load is under way
+        self._naming = threading.Lock()
         self._used = False
         self._stack: AsyncExitStack | None = None
         self._thread: OwnThread | None = None
@@ -175,27 +178,39 @@ class Server:
 
     @contextmanager
     def _added(self, made: FunctionModel, replaces: bool) -> Iterator[None]:
-        """Has the function's folder written; as before, with what it replaces, if the body fails. Raises ValueError."""
-        before = self._functions.get(made.name)
-        if before is not None and not replaces:
-            raise ValueError(
-                f"this server has a function model '{made.name}' already; replace=True takes its place"
-            )
-        assert self._folder is not None
-        made.write(self._folder.path)
-        self._functions[made.name] = made
+        """Has the function's folder written; as before, with what it replaces, if the body fails. One at a time for each name.
+
+        A body that is cancelled fails nothing: the load goes on, and with it the function. Raises ValueError.
+        """
+        with self._naming:
+            before = self._functions.get(made.name)
+            if made.name in self._adding:
+                raise ValueError(f"function model '{made.name}' is being added")
+            if before is not None and not replaces:
+                raise ValueError(
+                    f"this server has a function model '{made.name}' already; replace=True takes its place"
+                )
+            self._adding.add(made.name)
         try:
-            yield
-        except BaseException:
-            self._forget(made.name)
+            assert self._folder is not None
+            made.write(self._folder.path)
+            self._functions[made.name] = made
+            try:
+                yield
+            except Exception:
+                self._forget(made.name)
+                if before is not None:
+                    before.write(self._folder.path)
+                    self._functions[made.name] = before
+                raise
             if before is not None:
-                before.write(self._folder.path)
-                self._functions[made.name] = before
-            raise
-        if before is not None:
-            before.forget()
+                before.forget()
+        finally:
+            self._adding.discard(made.name)
 
     def _removable(self, name: str) -> None:
+        if name in self._adding:
+            raise ValueError(f"function model '{name}' is being added")
         if name not in self._functions:
             raise NotFound(f"this server has no function model '{name}'")
 
@@ -287,8 +302,9 @@ class Server:
 
         Raises TritonError when a model cannot be loaded (unless exit_on_error=False), OSError for a port.
         """
+        started = self.start(clock)
         try:
-            yield self.start(clock)
+            yield started
         finally:
             self.stop()
 
@@ -304,6 +320,8 @@ class Server:
 
     def stop(self) -> None:
         """Ends what start() began: drains, unloads, and returns when the server's thread has ended. Harmless after that."""
+        if self._stack is not None:
+            raise RuntimeError("the server runs in a context of its own: leave that")
         if self._thread is not None:
             self._thread.stop()
         self._clean()

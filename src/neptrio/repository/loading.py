@@ -76,7 +76,6 @@ class Loading:
             with operation.scope:
                 await self._first_in_line(operation)
                 record.problem, record.versionless = "", False
-                self._catalog.lack(record, False)
                 changed = await self._load(operation)
                 loaded = True
                 operation.release()
@@ -172,6 +171,7 @@ class Loading:
             ):
                 record.wanted = True
                 record.source, record.fingerprint = found.source, found.fingerprint
+                self._catalog.lack(record, not found.versions)
                 return False
             record.wanted = True
             try:
@@ -193,6 +193,7 @@ class Loading:
             record.versionless = True
             self._catalog.lack(record, True)
             raise loader.no_version(name, found.model_dir)
+        self._catalog.lack(record, False)
         before = record.children
         self._catalog.compose(record, tuple(dict.fromkeys(before + children)))
         try:
