@@ -49,6 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "all_unbatched", SUMS.format(batch=0, dims="4", out="1", more=""))
     write_model(repository, "all_state", SUMS.format(batch=2, dims="4", out="1", more=STATE))
     write_model(repository, "each", SUMS.format(batch=2, dims="4", out="4", more=""))
+    write_model(repository, "each_of_any", SUMS.format(batch=0, dims="2, 2", out="-1, -1", more=""))
     write_model(repository, "slow", SLOW % "0.5")
     write_model(repository, "wrong", SLOW % "soon")
     flags = ("--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS))
@@ -56,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-MODELS = ("optional", "all", "all_unbatched", "all_state", "each")
+MODELS = ("optional", "all", "all_unbatched", "all_state", "each", "each_of_any")
 
 
 @pytest.fixture(params=[httpclient, grpcclient], ids=["http", "grpc"])
@@ -94,10 +95,11 @@ def test_a_sum_of_all_elements(ask: Any, model: str, shape: tuple[int, ...]) -> 
         assert found.shape == ((1, 1) if len(shape) > 1 else (1,)) and found.flat[0] == total
 
 
-def test_a_sum_of_each_element(ask: Any) -> None:
-    array = np.arange(4, dtype=np.int32).reshape(1, 4)
-    ask("each", "IN", array, sequence_id=5, sequence_start=True)
-    found = ask("each", "IN", array, sequence_id=5, sequence_end=True)
+@pytest.mark.parametrize(("model", "shape"), [("each", (1, 4)), ("each_of_any", (2, 2))])
+def test_a_sum_of_each_element(ask: Any, model: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(4, dtype=np.int32).reshape(shape)
+    ask(model, "IN", array, sequence_id=5, sequence_start=True)
+    found = ask(model, "IN", array, sequence_id=5, sequence_end=True)
     np.testing.assert_array_equal(found.as_numpy("OUT"), 2 * array)
 
 

@@ -58,6 +58,12 @@ def test_a_model_without_a_version_is_not_ready(tmp_path: Path) -> None:
         with pytest.raises(InferenceServerException, match="at least one version must be available"):
             client.load_model("empty")
         assert status(server, "/v2/health/ready") == 400
+        written = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text("no configuration")
+        with pytest.raises(InferenceServerException):
+            client.load_model("empty")
+        assert status(server, "/v2/health/ready") == 400, "another failure gives it no version"
+        (folder / "config.pbtxt").write_text(written)
         (folder / "1").mkdir()
         client.load_model("empty")
         assert status(server, "/v2/health/ready") == 200
