@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
 import trio
 import neptrio
 
