@@ -94,12 +94,13 @@ cdef class Line:
     cdef int push(self, const Entry* entry) except -2:
         """1, or 0 when the ring is full, -1 when the other side's index cannot be."""
         cdef Small* kept
-        cdef int done = ring_push(&self.ring, entry)
+        cdef int done
+        if self.small_count == self.small_room and not self.reap():
+            return -1  # else it makes room: the ring has fewer entries
+        done = ring_push(&self.ring, entry)
         if done > 0:
             self.sent += 1
             if entry.size and not is_lent(entry):
-                if self.small_count == self.small_room:
-                    self.reap()  # makes room: the ring has fewer entries
                 kept = &self.small[(self.small_first + self.small_count) % self.small_room]
                 kept.behind, kept.offset, kept.size = self.ring.own, entry.offset, entry.length
                 self.small_count += 1

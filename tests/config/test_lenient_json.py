@@ -49,6 +49,15 @@ FORMS = {
 }
 
 
+def test_many_keys_of_a_map_are_read_one_by_one() -> None:
+    """And not all of them for each of them, which would take the time of their square."""
+    keys = ",".join(f"k{i}: {{string_value: '{i}'}}" for i in range(20_000))
+    found = model_config.parse_json(f"{{backend: 'identity', parameters: {{{keys}}}, }}", "here")
+    assert {key: one.string_value for key, one in found.parameters.items()} == {
+        f"k{i}": f"{i}" for i in range(20_000)
+    }
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_read_as_what_it_means(form: str) -> None:
     text = "{" + FORMS[form] + "}"

@@ -159,6 +159,9 @@ def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> No
                 config = json.dumps({**CONFIG, **brought})
                 reply = post(server, f"models/own/{verb}", {"parameters": {"config": config}})
                 assert "decides what code runs" in refused(reply, 403), (brought, verb)
+        for verb in ("load", "check"):
+            reply = post(server, f"models/own/{verb}", {"parameters": {"config": json.dumps(CONFIG)}})
+            assert "ENVIRONMENT confines the model's code" in refused(reply, 403), verb
         kept = json.dumps({**CONFIG, "parameters": {"ENVIRONMENT": own}})
         assert load(server, "own", config=kept).status == 200
     with ServerProcess(repository, *explicit) as server:

@@ -93,6 +93,7 @@ class TextLine:
     """What a Line does. Its messages are the test's business."""
 
     small_count = sent = 0
+    small_room = 1 << 30
 
     def __init__(self, base: int, entries: int, late: Any) -> None:
         self.ring = End(base, entries)

@@ -10,6 +10,8 @@ from typing import Any
 
 # parameters of models: an interpreter, variables such as LD_PRELOAD, the user of a process, options that define macros
 PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options")
+# of these, what confines the code of a model: leaving it out lets the code do more
+CONFINING = ("ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID")
 # options of accelerators that have one of these in their names lead to files: plug-ins, engines, caches
 PATHS = ("path", "lib", "dir", "file", "config", "table")
 # and these do not: shapes of a profile, and a switch
@@ -20,6 +22,13 @@ def leads_to_files(option: str) -> bool:
     """Whether an option of an accelerator names a file or a folder."""
     name = option.lower()
     return not any(part in name for part in NO_PATHS) and any(word in name for word in PATHS)
+
+
+def confining(config: Any) -> Iterator[tuple[str, str]]:
+    """(place, text) of what confines a model's code in an inference.ModelConfig."""
+    for key in CONFINING:
+        if key in config.parameters:
+            yield f"parameters.{key}", config.parameters[key].string_value
 
 
 def code_of(config: Any) -> Iterator[tuple[str, str]]:

@@ -160,8 +160,11 @@ def _message(members: Members, descriptor: Any) -> dict[str, Any]:
         elif field.message_type is not None and field.message_type.GetOptions().map_entry:
             entry = field.message_type.fields_by_name["value"]
             rows = [value for value in values if isinstance(value, Members)]
+            grouped: dict[str, list[Any]] = {}
+            for key, value in _all(rows):
+                grouped.setdefault(key, []).append(value)
             made[name] = (
-                {k: _single([v for key, v in _all(rows) if key == k], entry) for k, _ in _all(rows)}
+                {key: _single(found, entry) for key, found in grouped.items()}
                 if len(rows) == len(values)
                 else _plain(values[-1])
             )

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from neptrio.config import model_config
-from neptrio.config.code_fields import code_of
+from neptrio.config.code_fields import code_of, confining
 from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable
 from neptrio.limits import shown
 from neptrio.loop import threads
@@ -66,7 +66,7 @@ class RepositoryService:
 
     async def _may_run(self, name: str, parameters: dict[str, Any]) -> None:
         """Raises Denied for a configuration that names code which the model's own does not name, and that runs now does
-        not, where the network may not send files."""
+        not, or that leaves out what confines the model's code, where the network may not send files."""
         text = parameters.get("config")
         if self._of_models or self._settings.takes_files(self._host) or not isinstance(text, str):
             return
@@ -78,20 +78,27 @@ class RepositoryService:
                 asked = dict.fromkeys(code_of(model_config.parse_json(text, "load parameter 'config'")))
             except TritonError:
                 return  # the load says what is wrong
-            if not asked:
-                return
             known = set(code_of(running)) if running is not None else set()
+            confined: list[tuple[str, str]] = []
             for folder in self._repository.places.folders(name):
                 try:
-                    known |= set(code_of(model_config.read(folder, self._settings.model_config_name).config))
+                    own = model_config.read(folder, self._settings.model_config_name).config
                 except (TritonError, OSError):
                     continue
+                known |= set(code_of(own))
+                confined += [each for each in confining(own) if each not in asked]
             for place, value in asked:
                 if (place, value) not in known:
                     raise Denied(
                         f"{place} decides what code runs, and the server takes it from the model's own configuration "
                         f"only, which does not have '{value}'; --allow-file-override=true allows it over the network"
                     )
+            if confined:
+                place, value = confined[0]
+                raise Denied(
+                    f"{place} confines the model's code, so what is sent must have the '{value}' of the model's own "
+                    "configuration; --allow-file-override=true allows to leave it out over the network"
+                )
 
         await threads.run(look, abandon_on_cancel=True)
 

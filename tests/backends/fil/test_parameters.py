@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,50 @@ def test_pickles_are_not_read(tmp_path: Path, name: str) -> None:
     trap = tmp_path / "read"
     (tmp_path / name).write_bytes(pickle.dumps(Poison(trap)))
     with pytest.raises(ValueError, match=r"is a pickle, and .* model.save_model\('xgboost.ubj'\)"):
+        forest_files.load(*forest_files.find(str(tmp_path)))
+    assert not trap.exists()
+
+
+def skops_file(path: Path, calls: list[tuple[str, str, list[Any]]], members: dict[str, str]) -> None:
+    """A file by whose reading skops makes these calls (module, name, arguments)."""
+    import skops
+    from skops.io._protocol import PROTOCOL
+
+    def node(kind: str, loader: str, **more: Any) -> dict[str, Any]:
+        return {"__class__": kind, "__module__": "builtins", "__loader__": loader, **more}
+
+    def value(of: Any) -> dict[str, Any]:
+        if isinstance(of, list):
+            return node("list", "ListNode", content=[value(each) for each in of])
+        return node("str", "JsonNode", content=json.dumps(of), is_json=True)
+
+    made = [
+        {
+            "__class__": name,
+            "__module__": module,
+            "__loader__": "LossNode",
+            "__reduce__": {"args": node("tuple", "TupleNode", content=[value(each) for each in arguments])},
+            "content": node("dict", "JsonNode", content="{}", is_json=True),
+        }
+        for module, name, arguments in calls
+    ]
+    schema = node("tuple", "TupleNode", content=made, protocol=PROTOCOL, _skops_version=skops.__version__)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("schema.json", json.dumps(schema))
+        for name, text in members.items():
+            archive.writestr(name, text)
+
+
+def test_skops_calls_nothing_that_a_file_names(tmp_path: Path) -> None:
+    """A module's own methods have names that begin like those of scikit-learn's classes."""
+    file, trap = tmp_path / "model.skops", tmp_path / "trap"
+    calls = [
+        ("sklearn.ensemble", "__setattr__", ["__path__", [str(file)]]),
+        ("sklearn.ensemble.evil", "run", []),
+    ]
+    evil = f"open({str(trap)!r}, 'w')\ndef run(): pass\n"
+    skops_file(file, calls, {"evil.py": evil})
+    with pytest.raises(ValueError, match=r"is not built: .*sklearn\.ensemble\.(evil|__setattr__)"):
         forest_files.load(*forest_files.find(str(tmp_path)))
     assert not trap.exists()
 
