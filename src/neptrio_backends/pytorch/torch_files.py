@@ -2,7 +2,8 @@
 
 Rules:
  1. A file that torch.save() made of a module is a pickle: it is refused, with the two commands that convert it.
- 2. What a file says of its tensors is read from it; nothing is run for that.
+ 2. What a file says of its tensors is read from it; the model is not run for that. Reading is PyTorch's, in a process of the
+    model's own: a file is as trusted as code.
 """
 
 from __future__ import annotations
