@@ -81,7 +81,7 @@ test-console: build ## Draw the console and trace pages in a real browser (chrom
 	@sh tools/test_browser.sh
 	@$(BIN)/python -m pytest -rs -n 2 --dist loadfile $(BOUND) tests/browser tests/console tests/transport/test_console.py tests/commands/test_trace_view_browser.py $(ARGS)
 
-test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
+test-versions: build ## Run the tests of the loop and the transports with the oldest packages and the newest Python; ARGS='oldest newest' chooses
 	@$(BIN)/python tools/test_versions.py $(ARGS)
 
 test-clients: build ## Drive the server with other people's clients of PyPI and npm, and with schemathesis from /openapi.json

@@ -6,8 +6,12 @@ The ordinary environment has the newest packages on one Python. What reaches fur
 internals (the poller replaces trio's, the REST port runs inside hypercorn) can break on either side of that:
 
     oldest  Python 3.11 with the lower bounds of trio, hypercorn and numpy that pyproject.toml gives
-    middle  Python 3.12 with the newest packages
-    newest  Python 3.13 with the newest packages
+    middle  Python 3.12 with the packages of requirements/
+    newest  Python 3.13 with the packages of requirements/
+
+`make lock` makes those of requirements/ the newest ones: what a release of today changes is found when they are
+renewed, and nothing that somebody publishes changes what this says of a commit. With LOCK=no in the environment,
+pip chooses the newest ones of the day.
 
 Each has an environment in build/versions, kept between runs, and uses this checkout's sources. Modules are compiled
 once per Python, beside those that are there: not at all for the Python that runs this, which `make build` has compiled
@@ -113,17 +117,14 @@ def environment(name: str, python: str) -> Path:
     own = folder / "bin" / "python"
     if not own.exists():
         subprocess.run([python, "-m", "venv", folder], check=True)
-    wanted = subprocess.run(
-        [own, ROOT / "tools" / "requirements.py", "test"], check=True, capture_output=True, text=True
-    ).stdout
-    pins = folder / "pins.txt"
-    cython = f"Cython=={importlib.metadata.version('Cython')}"  # another one writes all of the C anew
-    pins.write_text("\n".join([cython, *(lower_bounds() if name == "oldest" else [])]))
+    subprocess.run([own, ROOT / "tools" / "install.py", "run", "test"], check=True)
+    # another Cython than this environment's writes all of the C anew
+    wanted = [
+        f"Cython=={importlib.metadata.version('Cython')}",
+        *(lower_bounds() if name == "oldest" else []),
+    ]
     subprocess.run(
-        [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "-r", "/dev/stdin"],
-        input=wanted,
-        text=True,
-        check=True,
+        [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", *wanted], check=True
     )
     site = subprocess.run(
         [own, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
