@@ -178,7 +178,7 @@ def findings(reports: Path) -> list[str]:
 # reads one byte behind a block, and names a module in use
 CONTROL = """
 import ctypes, neptrio.codec.json_request as module
-print(module.__file__)
+print(module.__file__, flush=True)  # the error ends the process
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 ctypes.string_at(libc.malloc(8), 9)

@@ -143,8 +143,10 @@ class RestServer:
             if self._hypercorn is not None:
                 with trio.CancelScope() as scope:
                     self._by_hypercorn.add(scope)
-                    await self._hypercorn.serve(sock, turned_away, address)
-                self._by_hypercorn.discard(scope)
+                    try:
+                        await self._hypercorn.serve(sock, turned_away, address)
+                    finally:
+                        self._by_hypercorn.discard(scope)
                 sock.close()
                 return
             seconds = TURNED_AWAY_SECONDS if turned_away else HANDSHAKE_S
