@@ -34,7 +34,7 @@ backends
 repository
 service console
 transport
-transport.tls transport.header_policy transport.host transport.origin_policy transport.reservation
+transport.tls transport.header_policy transport.host_header transport.origin_policy transport.reservation
 transport.accept transport.admin_only transport.connection transport.handshakes transport.infer_call transport.unix_socket
 transport.http2
 transport.grpc

@@ -50,7 +50,7 @@ from neptrio.execution.admission import GRPC_ONE_RESPONSE, HTTP_ONE_RESPONSE
 from neptrio.rings.message import Violation
 from neptrio.observe.propagation import asked
 from neptrio.request.device_memory import on_host
-from neptrio.request.room import let_send
+from neptrio.request.back_pressure import let_send
 
 log = logging.getLogger("neptrio.frontend")
 

@@ -41,7 +41,7 @@ from neptrio.loop.poller import Poller
 from neptrio.loop.socket_writer import listen
 from neptrio.loop.timers import Timers
 from neptrio.loop.workers import Workers
-from neptrio.observe.host import HostSampler
+from neptrio.observe.machine import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.model_families import Detail

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.observe.custom_metrics import CustomMetrics
-from neptrio.observe.host import GpuSample, HostSample
+from neptrio.observe.machine import GpuSample, HostSample
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.settings import Settings

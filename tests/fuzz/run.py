@@ -11,7 +11,7 @@ import atheris
 INSTRUMENTED = [
     "neptrio.backends.kernel.expressions",
     "neptrio.transport.header_policy",
-    "neptrio.transport.host",
+    "neptrio.transport.host_header",
     "neptrio.transport.http1.connection",
     "neptrio.transport.http1.input",
     "neptrio.transport.http1.exchange",

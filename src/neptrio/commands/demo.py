@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kernels_can_be_built() -> bool:
-    from neptrio.backends.kernel.host import compiler
+    from neptrio.backends.kernel.host_compiler import compiler
     from neptrio.errors import TritonError
 
     try:

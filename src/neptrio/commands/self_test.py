@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 def lacking() -> dict[str, str]:
     """What cannot be tried here, and why."""
-    from neptrio.backends.kernel.host import compiler
+    from neptrio.backends.kernel.host_compiler import compiler
     from neptrio.errors import TritonError
 
     found = {}

@@ -19,8 +19,8 @@ from neptrio.embedded.mail import Mail
 from neptrio.errors import Code, Internal, TritonError
 from neptrio.foreign import text_of
 from neptrio.loop.timers import Timer
+from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
-from neptrio.request.room import let_send
 
 if TYPE_CHECKING:
     from neptrio.embedded.engine import Engine

@@ -30,7 +30,7 @@ Rules:
     one more round over the sockets.
  6. Before a wait that may last, `busy_poll` looks for what is about to come (loop/busy_poll.py), if there is one.
  7. What takes long comes last in a pass, when what the others have to send was sent: bells of those that go on with long work
-    (`late`), and portions of large answers (loop/outputs.py). While there are such, nobody sleeps.
+    (`late`), and portions of large answers (loop/pending_output.py). While there are such, nobody sleeps.
  8. Where there is no epoll, read() waits for its own socket.
 """
 
@@ -51,7 +51,7 @@ import trio
 from neptrio.loop.busy_poll import BusyPoll
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
-from neptrio.loop.outputs import Outputs
+from neptrio.loop.pending_output import Outputs
 from neptrio.loop.slices import waiting_fd
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns

@@ -2,7 +2,7 @@
 
 The problem: sending each answer through trio's streams costs a checkpoint and a task switch.
 The choice: flush() tries the socket directly from wherever the answer was made; what is left the poller
-sends (loop/outputs.py), or a task where there is no poller that could. Bytes leave in the order they were given.
+sends (loop/pending_output.py), or a task where there is no poller that could. Bytes leave in the order they were given.
 The system call is in cext/loop/socket_writer_core.
 
 Rules:

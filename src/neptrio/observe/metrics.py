@@ -16,7 +16,7 @@ from neptrio.observe import front_ends
 from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.exposition import Family, pairs
 from neptrio.observe.front_ends import FrontEndRow
-from neptrio.observe.host import HostSample
+from neptrio.observe.machine import HostSample
 from neptrio.observe.memory import device_pools, pinned_pools
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.model_families import Detail, ModelFamilies

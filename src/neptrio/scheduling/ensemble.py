@@ -37,6 +37,7 @@ from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
 from neptrio.execution.foreign_inputs import ForeignInputs
+from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -47,7 +48,6 @@ from neptrio.request.infer_request import (
     Timestamp,
     monotonic_ns,
 )
-from neptrio.request.room import let_send
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.ensemble_graph import Graph, Step
 

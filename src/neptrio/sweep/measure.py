@@ -21,7 +21,7 @@ from neptrio.client.client import InferenceError
 from neptrio.client.http import HEADER, HttpClient, encode
 from neptrio.errors import InvalidArgument
 from neptrio.flags import authorization
-from neptrio.observe.host import parse_cpu_times
+from neptrio.observe.machine import parse_cpu_times
 from neptrio.sweep.advice import Point, Tuned
 from neptrio.sweep.inputs import Inputs
 from neptrio.sweep.load import Load, Loaded, Script

@@ -27,7 +27,7 @@ from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
 from neptrio.loop import open_files, threads
 from neptrio.loop.slices import Slices
-from neptrio.observe.host import HostSample, HostSampler
+from neptrio.observe.machine import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs

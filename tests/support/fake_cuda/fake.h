@@ -15,7 +15,7 @@
  *     Everything runs on the thread that waits, under one lock.
  *  4. Copies from and to pinned host memory are queued; pageable memory is read before the call
  *     returns and written before it returns, as in CUDA.
- *  5. Kernels are host code (backends/kernel/host.py makes it). A fault inside one, a pointer that
+ *  5. Kernels are host code (backends/kernel/host_compiler.py makes it). A fault inside one, a pointer that
  *     is not to live device memory, and injected errors are errors of the context that stay until
  *     the process ends: neither a reset nor giving the context back heals them. A reset is a
  *     VIOLATION, because other libraries of the process use the primary context too.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends import own_process
-from neptrio.backends.kernel import compile_options, device, host, source
+from neptrio.backends.kernel import compile_options, device, host_compiler, source
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel.device_instance import DeviceInstance
 from neptrio.backends.kernel.host_batch import HostImage, KernelBuilder
@@ -101,14 +101,14 @@ class KernelBackend(Backend):
                 )
             if launch.shared.constant():
                 self._check_shared(launch)
-        return host.compile_source(self.source, self.compile_options, self.context.name)
+        return host_compiler.compile_source(self.source, self.compile_options, self.context.name)
 
     def _check_shared(self, launch: kernel_config.Launch) -> None:
         size = launch.shared.evaluate(kernel_config.Values(1, {}, {}))
-        if size > host.SHARED_LIMIT:
+        if size > host_compiler.SHARED_LIMIT:
             raise InvalidArgument(
                 f"kernel '{launch.kernel}' of model '{self.context.name}': {size} bytes of shared memory, at most "
-                f"{host.SHARED_LIMIT} are possible"
+                f"{host_compiler.SHARED_LIMIT} are possible"
             )
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
@@ -202,9 +202,9 @@ def _plan(
     """The launches of a batch of these shapes on the host. Raises InvalidArgument."""
     plan = spec.plan(shapes, batch, order, signatures)
     for _, grid, block, shared, _ in plan.launches_as_text():
-        if shared > host.SHARED_LIMIT:
+        if shared > host_compiler.SHARED_LIMIT:
             raise InvalidArgument(
-                f"{shared} bytes of shared memory, at most {host.SHARED_LIMIT} are possible"
+                f"{shared} bytes of shared memory, at most {host_compiler.SHARED_LIMIT} are possible"
             )
         if any(g * b >= 2**31 for g, b in zip(grid, block, strict=True)):
             raise InvalidArgument(

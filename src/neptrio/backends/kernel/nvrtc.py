@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neptrio.backends.kernel import host
+from neptrio.backends.kernel import host_compiler
 from neptrio.backends.kernel.source import Source, closure
 from neptrio.errors import InvalidArgument
 
@@ -197,7 +197,7 @@ def compile_source(
     text = f'#include "math.h"\n#include "stdint.h"\n#line 1 "{main.name}"\n{main.text}\n'
     own = [source.path.parent, *(Path(o.removeprefix("-I")) for o in given if o.startswith("-I"))]
     read = closure(source.path, own)
-    key = host._fingerprint(
+    key = host_compiler._fingerprint(
         [
             text.encode(),
             *(read or ()),
@@ -205,7 +205,7 @@ def compile_source(
             json.dumps([names, HEADERS, major, minor]).encode(),
         ]
     )
-    folder = host.cache_dir()
+    folder = host_compiler.cache_dir()
     target = folder / f"{key}.cubin"
     try:
         if read is None:

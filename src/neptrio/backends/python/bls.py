@@ -32,9 +32,9 @@ from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
+from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
 from neptrio.request.numpy_tensor import from_numpy
-from neptrio.request.room import let_send
 from triton_python_backend_utils._host import Host
 
 log = logging.getLogger("neptrio.python")

@@ -34,7 +34,7 @@ from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
 from neptrio.backends.python.limits import launched
-from neptrio.backends.python.output import records
+from neptrio.backends.python.printed_lines import records
 from neptrio.errors import Internal, Reason
 from neptrio.foreign import summary, text_of
 from neptrio.loop import threads

@@ -28,7 +28,7 @@ from typing import Any
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python.children import Birth, Forked, Started
-from neptrio.backends.python.output import records
+from neptrio.backends.python.printed_lines import records
 from neptrio.errors import Internal, Reason
 from neptrio.foreign import summary, text_of
 from neptrio.loop import threads

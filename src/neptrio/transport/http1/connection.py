@@ -36,7 +36,7 @@ from neptrio.errors import TritonError, Unavailable
 from neptrio.limits import MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import Owner
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.host import host_problem
+from neptrio.transport.host_header import host_problem
 from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore

@@ -5,7 +5,7 @@ through llhttp, whose callbacks gather one request at a time; large bodies of kn
 
 Rules:
  1. An upgrade that a client offers is not accepted, h2c included: the request, its body and what follows it are
-    HTTP/1.1. HTTP/1.1 requests name one Host (transport.host).
+    HTTP/1.1. HTTP/1.1 requests name one Host (transport.host_header).
  2. Chunked encoding wins over a Content-Length beside it, which clients send that write chunks by hand. Such a request
     is the connection's last, since a proxy in front may have used the length instead (RFC 9112, 6.1). Every other
     Transfer-Encoding is refused.
@@ -29,7 +29,7 @@ from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES, received_view
 from neptrio.service.connections import RETRY_AFTER
-from neptrio.transport.host import host_problem
+from neptrio.transport.host_header import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
 from neptrio.transport.http1.states import Event, State
 from neptrio.transport.rest import routes

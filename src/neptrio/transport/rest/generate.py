@@ -24,8 +24,8 @@ from neptrio.codec.json_reader import Stop
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers
+from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
-from neptrio.request.room import let_send
 from neptrio.service import Services
 from neptrio.transport.infer_call import InferCall, Reserve
 from neptrio.transport.rest.disconnect import unless_gone

@@ -28,7 +28,7 @@ from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, Protocol
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
-from neptrio.transport.host import host_problem
+from neptrio.transport.host_header import host_problem
 from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
 from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, FloodBudget, PingPolicy
 from neptrio.transport.http2.session import Http2Session, session_class

@@ -7,7 +7,7 @@ import enum
 from pathlib import Path
 from typing import Any
 
-from neptrio.backends.kernel import host, source
+from neptrio.backends.kernel import host_compiler, source
 from neptrio.errors import TritonError
 
 
@@ -57,7 +57,7 @@ def nvrtcCompileProgram(program: Program, count: int, options: list[bytes]) -> t
 def code_for(path: Path, options: tuple[str, ...] = ()) -> bytes:
     """Text that the fake driver's cuModuleLoadData accepts."""
     read = source.read(path)
-    compiled = host.compile_source(read, options, path.name)
+    compiled = host_compiler.compile_source(read, options, path.name)
     lines = ["neptrio fake module", f"object {compiled}"]
     for name, signature in read.signatures.items():
         if not signature.template:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from neptrio.backends.python.output import Records, records
+from neptrio.backends.python.printed_lines import Records, records
 from tests.backends.python.models import python_model
 from tests.support.server import ServerProcess, tracebacks
 

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from neptrio.loop.loop_lag import LoopLag
-from neptrio.loop.outputs import Outputs
+from neptrio.loop.pending_output import Outputs
 from neptrio.loop.socket_writer import SocketWriter
 from tests.loop.loops import Loop, running
 

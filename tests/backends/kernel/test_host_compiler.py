@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.backends.kernel import compile_options, host, source
+from neptrio.backends.kernel import compile_options, host_compiler, source
 from neptrio.errors import InvalidArgument
 from tests.backends.kernel.family import HERE, kernel_config, parameter, tensors
 from tests.support.repository import identity_config, write_model
@@ -44,7 +44,7 @@ def written(tmp_path: Path, text: str) -> source.Source:
 )
 def test_refused_with_the_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(InvalidArgument) as info:
-        host.compile_source(written(tmp_path, HEAD + body + "\n}\n"), (), "m")
+        host_compiler.compile_source(written(tmp_path, HEAD + body + "\n}\n"), (), "m")
     assert message in str(info.value) and "KIND_GPU" in str(info.value)
 
 
@@ -53,13 +53,13 @@ def test_words_in_comments_and_strings_are_not_refused(tmp_path: Path) -> None:
         HEAD
         + '// asm, <<<\n/* tex2D */ const char* s = "asm";\n if (s) y[threadIdx.x] = x[threadIdx.x];\n}\n'
     )
-    assert host.compile_source(written(tmp_path, text), (), "m").is_file()
+    assert host_compiler.compile_source(written(tmp_path, text), (), "m").is_file()
 
 
 @pytest.mark.slow
 def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as info:
-        host.compile_source(written(tmp_path, HEAD + "\n    y[0] = undeclared;\n}\n"), (), "m")
+        host_compiler.compile_source(written(tmp_path, HEAD + "\n    y[0] = undeclared;\n}\n"), (), "m")
     text = str(info.value)
     assert text.startswith("model 'm' does not compile for the host:\n")
     assert "model.cu:3:" in text and "undeclared" in text
@@ -69,7 +69,7 @@ def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
 def test_an_error_in_a_header_of_ours_has_no_trail_of_includes(tmp_path: Path) -> None:
     text = "struct Wide { double a, b; };\n" + HEAD + "Wide w{}; y[0] = __shfl_sync(~0u, w, 0).a;\n}\n"
     with pytest.raises(InvalidArgument, match="a shuffle moves at most 8 bytes") as info:
-        host.compile_source(written(tmp_path, text), (), "m")
+        host_compiler.compile_source(written(tmp_path, text), (), "m")
     assert not re.search(r"included|^\s+from \S+$", str(info.value), re.MULTILINE)
 
 
@@ -77,7 +77,7 @@ def test_an_error_in_a_header_of_ours_has_no_trail_of_includes(tmp_path: Path) -
 def test_a_stack_frame_too_large_for_a_fiber_is_a_load_error(tmp_path: Path) -> None:
     body = "volatile int big[20000]; big[x[0]] = 1; __syncthreads(); y[0] = big[x[1]];\n}\n"
     with pytest.raises(InvalidArgument, match="frame size"):
-        host.compile_source(written(tmp_path, HEAD + body), (), "m")
+        host_compiler.compile_source(written(tmp_path, HEAD + body), (), "m")
 
 
 def test_recursion_with_barriers_is_a_load_error(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_recursion_with_barriers_is_a_load_error(tmp_path: Path) -> None:
         + "y[0] = f(x[0]);\n}\n"
     )
     with pytest.raises(InvalidArgument, match=r"model\.cu:2: kernel 'run' waits .* recursive function 'f'"):
-        host.compile_source(written(tmp_path, text), (), "m")
+        host_compiler.compile_source(written(tmp_path, text), (), "m")
 
 
 def test_waiting_is_found_through_calls_and_macros(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_plain_kernels_are_vectorised(tmp_path: Path) -> None:
     import subprocess
 
     text = HEAD + "int i = blockIdx.x * blockDim.x + threadIdx.x;\n if (i < 64) y[i] = x[i] + 3;\n}\n"
-    made = host.compile_source(written(tmp_path, text), (), "m")
+    made = host_compiler.compile_source(written(tmp_path, text), (), "m")
     listing = subprocess.run(["objdump", "-d", str(made)], capture_output=True, text=True, check=True).stdout
     assert "paddd" in listing
 
@@ -117,13 +117,13 @@ def test_the_cache_is_keyed_by_content(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "h.cuh").write_text("#define STEP 1\n")
     text = '#include "h.cuh"\n' + HEAD + "y[threadIdx.x] = x[threadIdx.x] + STEP;\n}\n"
-    first = host.compile_source(written(tmp_path, text), (), "m")
+    first = host_compiler.compile_source(written(tmp_path, text), (), "m")
     before = first.stat().st_mtime_ns
-    assert host.compile_source(written(tmp_path, text), (), "other name") == first
+    assert host_compiler.compile_source(written(tmp_path, text), (), "other name") == first
     assert first.stat().st_mtime_ns == before
     (tmp_path / "h.cuh").write_text("#define STEP 2\n")
-    second = host.compile_source(written(tmp_path, text), (), "m")
-    third = host.compile_source(written(tmp_path, text), ("-DOTHER",), "m")
+    second = host_compiler.compile_source(written(tmp_path, text), (), "m")
+    third = host_compiler.compile_source(written(tmp_path, text), ("-DOTHER",), "m")
     assert len({first, second, third}) == 3
     assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".so"] * 3
 
@@ -142,7 +142,7 @@ def test_the_cache_knows_every_header(tmp_path: Path, monkeypatch: pytest.Monkey
         if not (folder / "link.h").exists():
             (folder / "link.h").symlink_to(tmp_path / name / "params.h")
         found = written(folder, text)
-        made.append(host.compile_source(found, (f"-I{tmp_path / name}",), "m"))
+        made.append(host_compiler.compile_source(found, (f"-I{tmp_path / name}",), "m"))
         read.append(source.closure(found.path, [folder, tmp_path / name]))
     assert len(set(made)) == 3
     if how == "PARAMS":
@@ -153,7 +153,9 @@ def test_the_cache_knows_every_header(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_options_are_translated() -> None:
     given = ("-DA=1", "-D", "B", "--define-macro=C", "--use_fast_math", "--maxrregcount=32", "--std=c++20")
-    made = host.options(compile_options.checked(given, Path("/m/1"), Path("/m"), {}, "m"), Path("/m/1"))
+    made = host_compiler.options(
+        compile_options.checked(given, Path("/m/1"), Path("/m"), {}, "m"), Path("/m/1")
+    )
     assert made[2:] == ["-DA=1", "-DB", "-DC", "-ffast-math", "-std=c++20"]
 
 

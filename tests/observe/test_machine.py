@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neptrio.observe.host import Gpus, HostSampler, parse_cpu_times, parse_memory
+from neptrio.observe.machine import Gpus, HostSampler, parse_cpu_times, parse_memory
 
 
 def test_cpu_times() -> None:

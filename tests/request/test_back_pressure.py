@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from neptrio.request.room import let_send
+from neptrio.request.back_pressure import let_send
 
 
 def test_one_that_raises_loses_no_others(caplog: pytest.LogCaptureFixture) -> None:
