@@ -355,7 +355,7 @@ cdef class EngineSide(FrontChannel):
         for response, final in line:
             self.respond(request, response, final)
         if request.trace is not None:
-            (<Trace>request.trace).go_on()
+            (<Trace>request.trace).release()
 
     cdef bint passes(self, Open open_, Tensor tensor) except -1:
         """Whether an output is an input that the front end has received and named, or a part of one. What a scheduler has put

@@ -31,7 +31,7 @@ cdef class Trace:
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # further members of that object, made when first needed
     cdef bint deferred, flushing, again, ended, abandoned
-    cdef int64_t held                # hold() less go_on()
+    cdef int64_t held                # hold() less release()
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
     cdef list more                   # responses after the first: (made, send start, send end)
@@ -51,10 +51,10 @@ cdef class Trace:
     cdef bint copying(self)
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
-    cdef object left(self)
+    cdef object settle(self)
     cdef object sent(self)
     cpdef hold(self)
-    cpdef go_on(self)
+    cpdef release(self)
     cdef object close(self)
     cdef object follow(self)
     cdef object mark_sent(self, int64_t made, int64_t start, int64_t end)

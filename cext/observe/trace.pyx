@@ -17,24 +17,24 @@ A part's state says who tells that the answers made so far were sent:
 
     PASS       the loop pass, when it has flushed the connection that they went to and the kernel has taken them. So a part begins
     TRANSPORT  the transport, which sends later: it owes abandon() in the end
-    WORKER     the transport, once a worker has prepared a response: go_on() is owed for each hold()
+    WORKER     the transport, once a worker has prepared a response: release() is owed for each hold()
     CLOSED     nobody: the part has ended
 
 What happens (the rows), and what a state (the columns) becomes:
 
-    event        PASS              TRANSPORT         WORKER
-    ----------------------------------------------------------------
-    answered     PASS              TRANSPORT         WORKER
-    flushed      PASS, CLOSED      TRANSPORT         WORKER
-    told         PASS              TRANSPORT         WORKER
-    refused      PASS              TRANSPORT         WORKER
-    defer        TRANSPORT, PASS   TRANSPORT         WORKER
-    sent_one     PASS              TRANSPORT         WORKER
-    hold         WORKER            WORKER            WORKER
-    go_on        PASS              -                 WORKER, PASS
-    abandon      PASS, CLOSED      PASS, CLOSED      PASS, CLOSED
+    event               PASS              TRANSPORT         WORKER
+    -----------------------------------------------------------------------
+    answered            PASS              TRANSPORT         WORKER
+    flushed             PASS, CLOSED      TRANSPORT         WORKER
+    answered_by_front   PASS              TRANSPORT         WORKER
+    refused             PASS              TRANSPORT         WORKER
+    defer               TRANSPORT, PASS   TRANSPORT         WORKER
+    sent_one            PASS              TRANSPORT         WORKER
+    hold                WORKER            WORKER            WORKER
+    release             PASS              -                 WORKER, PASS
+    abandon             PASS, CLOSED      PASS, CLOSED      PASS, CLOSED
 
-Where a cell has several, CLOSED is for a part whose final answer was made; another go_on() may be owed; and a part that was
+Where a cell has several, CLOSED is for a part whose final answer was made; another release() may be owed; and a part that was
 abandoned is not deferred again. `-` is a caller's mistake. A part without a transport (a step, a call) is CLOSED by its final
 answer.
 Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
@@ -193,7 +193,7 @@ cdef class Trace:
                 self.copy("TENSOR_BACKEND_OUTPUT", response.outputs, self.answers)
                 self.answers += 1
         if (self.record.front != NO_PROTOCOL and not request.cancelled and not response.null
-                and not self.record.told_by_front):
+                and not self.record.answered_by_front):
             self.note(now if now else now_ns())
 
     cdef int note(self, int64_t now) except -1:
@@ -221,7 +221,7 @@ cdef class Trace:
         if not self.abandoned:
             self.deferred = True
 
-    cdef object left(self):
+    cdef object settle(self):
         """What was answered so far was sent, or never will be."""
         self.deferred = False
         self.sent()
@@ -229,14 +229,14 @@ cdef class Trace:
     def abandon(self):
         """Called by a transport: nothing more will be sent, the client is gone or has all it wanted."""
         self.abandoned = True
-        self.left()
+        self.settle()
 
     cpdef hold(self):
-        """A worker has to do something before a response can be sent; go_on() is owed."""
+        """A worker has to do something before a response can be sent; release() is owed."""
         self.held += 1
         self.deferred = True
 
-    cpdef go_on(self):
+    cpdef release(self):
         """It is done, and the transport has called want_flush(): the answer counts as sent when this pass has flushed its
         connection."""
         self.held -= 1
@@ -326,15 +326,15 @@ cdef class Trace:
         request.timestamps[<int>REQUEST_END] = now_ns()
         self.ended = True
         if self.record.front != NO_PROTOCOL:
-            self.told()
+            self.answered_by_front()
         else:
             self.close()
 
-    def told(self):
+    def answered_by_front(self):
         """The transport itself answers: it refuses the request, or its deadline passed while it still executes."""
         if self.request is None or self.record.front == NO_PROTOCOL or self.record.made:
             return
-        self.record.told_by_front = True
+        self.record.answered_by_front = True
         self.note(now_ns())
         self.again = True  # the connection will ask for its flush only after this
         if not self.flushing:

@@ -18,7 +18,7 @@ cdef struct Record:     # in a block, the data whose sizes are its last three me
     int64_t send_end    # 0 = it was not sent
     char front          # a Protocol: how the request came in, NO_PROTOCOL = a step or a call
     bint composing
-    bint told_by_front
+    bint answered_by_front
     bint timed
     int32_t more        # further responses: three int64 each (made, send start, send end)
     int32_t head        # bytes of the object before its id

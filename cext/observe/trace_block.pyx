@@ -217,7 +217,7 @@ cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept n
 cdef inline int answer(
     const Record* r, Point* points, int n, int64_t made, int64_t start, int64_t end
 ) noexcept nogil:
-    if not r.told_by_front:
+    if not r.answered_by_front:
         n = put(points, n, made, INFER_RESPONSE_COMPLETE)
     n = put(points, n, start, HTTP_SEND_START if r.front == HTTP_PROTOCOL else GRPC_SEND_START)
     return put(points, n, end, HTTP_SEND_END if r.front == HTTP_PROTOCOL else GRPC_SEND_END)

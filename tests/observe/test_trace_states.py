@@ -29,7 +29,7 @@ Cells = dict[tuple[str, str], set[str]]
 def table() -> Cells:
     """(state, event) -> the states that may follow, as the module's docstring has it."""
     text = trace_module.__doc__ or ""
-    lines = text.partition("    event        PASS")[2].partition("\n\n")[0].splitlines()[2:]
+    lines = text.partition("    event               PASS")[2].partition("\n\n")[0].splitlines()[2:]
     cells: Cells = {}
     for line in lines:
         event, *row = re.split(r" {2,}", line.strip())
@@ -62,11 +62,11 @@ class Life:
 
     def may(self, event: str) -> bool:
         """Whether callers do that now. Everything but this may happen at any time."""
-        if event == "go_on":
+        if event == "release":
             return self.held > 0
         if event in ("answered", "answered final"):
             return not self.final
-        if event in ("told", "refused"):
+        if event in ("answered_by_front", "refused"):
             return not self.answers and not self.final
         return True
 
@@ -84,7 +84,7 @@ class Life:
             self.trace.send_one()
             self.trace.sent_one()
         else:
-            self.held += {"hold": 1, "go_on": -1}.get(event, 0)
+            self.held += {"hold": 1, "release": -1}.get(event, 0)
             getattr(self.trace, event)()
 
 

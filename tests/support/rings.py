@@ -61,10 +61,10 @@ class Mailbox:
 
     submitted = 0
 
-    def submit(self, parcel: Any) -> None:
+    def submit(self, copy: Any) -> None:
         self.submitted += 1
-        parcel.execute()
-        parcel.deliver()
+        copy.execute()
+        copy.deliver()
 
 
 class Pair:

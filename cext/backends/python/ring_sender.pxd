@@ -1,5 +1,5 @@
 # What the server says to a model's process, and what it remembers of it.
-#   A Block of a batch is in Under for as long as the batch is under way.
+#   A Block of a batch is in BatchUnderWay for as long as the batch is under way.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.backends.python.ring_reader cimport AnswerReader
@@ -11,7 +11,7 @@ from neptrio.rings.line cimport Line, Queued
 from neptrio.rings.packet cimport Packer
 from neptrio.rings.slab cimport Block
 
-cdef class Under:
+cdef class BatchUnderWay:
     """A batch that the process has."""
 
     cdef Batch batch
@@ -20,7 +20,7 @@ cdef class Under:
     cdef int64_t begun
     cdef uint64_t place              # of its descriptor in the ring, from 1; 0 while it waits in line
 
-cdef class Parcel(WorkItem):
+cdef class MessageCopy(WorkItem):
     """The copying of a message that waits in line for it."""
 
     cdef RingSender end
@@ -34,8 +34,8 @@ cdef class RingSender(AnswerReader):
     cdef Packer packer
     cdef BodyArea received_into      # where large bodies are received
     cdef object host
-    cdef readonly dict batches       # number -> Under, in the order in which they began  # type: dict[int, Under]
+    cdef readonly dict batches       # number -> BatchUnderWay, in the order in which they began  # type: dict[int, BatchUnderWay]
     cdef uint64_t number
-    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1
-    cdef int pack_request(self, Packer packer, InferRequest request, Under under) except -1
+    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, BatchUnderWay under_way, mailbox) except -1
+    cdef int pack_request(self, Packer packer, InferRequest request, BatchUnderWay under_way) except -1
     cdef bint fit(self, Tensor tensor) noexcept

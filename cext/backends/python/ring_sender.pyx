@@ -1,7 +1,7 @@
 """What the server says to one life of a model's process: descriptors on its rings, messages in its memory.
 
 Rules:
- 1. Everything here runs on the trio thread. The one exception is a Parcel's copy, which an instance
+ 1. Everything here runs on the trio thread. The one exception is a MessageCopy's copy, which an instance
     thread does without the GIL.
  2. A message whose bytes are still being copied keeps its place in its ring's line.
  3. Blocks of the process's inputs live as long as the process looks at them and as long as a response
@@ -53,11 +53,11 @@ class Layout:
         self.size = self.outputs + area  # type: int
 
 
-cdef class Under:
+cdef class BatchUnderWay:
     """See ring_sender.pxd."""
 
 
-cdef class Parcel(WorkItem):
+cdef class MessageCopy(WorkItem):
     """See ring_sender.pxd."""
 
     cpdef object execute(self):
@@ -96,13 +96,13 @@ cdef class RingSender(AnswerReader):
 
     cdef int pushed(self, Line line, const Entry* entry) except -1:
         """Notes where a batch's descriptor lies, and when it had been copied."""
-        cdef Under under
+        cdef BatchUnderWay under_way
         if entry.kind == BATCH:
-            under = self.batches.get(entry.id)
-            if under is not None:
-                under.place = line.ring.own
+            under_way = self.batches.get(entry.id)
+            if under_way is not None:
+                under_way.place = line.ring.own
                 # for requests that are answered before the process has said when it had its inputs
-                under.batch.input_end = now_ns()
+                under_way.batch.input_end = now_ns()
         return 0
 
     cdef bint placed(self, Line line, Queued queued) except -1:
@@ -131,20 +131,20 @@ cdef class RingSender(AnswerReader):
                     return True
         return False
 
-    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1:
+    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, BatchUnderWay under_way, mailbox) except -1:
         """Sends the packed message; what is large is copied by the thread behind `mailbox`."""
         cdef Entry entry
-        cdef Parcel parcel
+        cdef MessageCopy copy
         cdef Segment segment = self.segment
         cdef char* target
         cdef uint64_t total = packer.total()
-        cdef list bodies = None if under is None else under.bodies
+        cdef list bodies = None if under_way is None else under_way.bodies
         entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>packer.used, id, total
         held = line.reserve(&entry, bodies)
         if held is not None:
             target = segment.base + entry.offset
-            if under is not None and held is not True:
-                under.block = (<BodyMemory>held).block
+            if under_way is not None and held is not True:
+                under_way.block = (<BodyMemory>held).block
         else:
             self.number += 1
             segment = Segment(sealed_memory("neptrio-message", entry.length), entry.length)
@@ -154,16 +154,16 @@ cdef class RingSender(AnswerReader):
             self.host.send_segment(segment, self.number)
         if total > COPY_ON_LOOP and mailbox is not None:
             line.wait(&entry, packer, None)
-            parcel = Parcel()
-            parcel.end = self
-            parcel.queued = line.waiting[len(line.waiting) - 1]
-            parcel.packer = packer
-            parcel.target = target
+            copy = MessageCopy()
+            copy.end = self
+            copy.queued = line.waiting[len(line.waiting) - 1]
+            copy.packer = packer
+            copy.target = target
             self.packer = Packer()
             try:
-                mailbox.submit(parcel)
+                mailbox.submit(copy)
             except BaseException:
-                line.waiting.remove(parcel.queued)  # nobody would ever copy it, and what comes behind it waits
+                line.waiting.remove(copy.queued)  # nobody would ever copy it, and what comes behind it waits
                 self.lent.pop(entry.offset, None)
                 raise
             return 0
@@ -171,7 +171,7 @@ cdef class RingSender(AnswerReader):
         packer.reset()  # not only before the next message, which may come late: it holds the tensors
         return self.push(line, &entry)
 
-    cdef int pack_request(self, Packer packer, InferRequest request, Under under) except -1:
+    cdef int pack_request(self, Packer packer, InferRequest request, BatchUnderWay under_way) except -1:
         cdef Tensor tensor
         cdef RequestedOutput output
         cdef uint32_t flags = 0
@@ -215,9 +215,9 @@ cdef class RingSender(AnswerReader):
             if self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
                 pack_tensor(packer, tensor, tensor.ptr - self.segment.base)
                 self.in_place += tensor.nbytes
-                if under.bodies is None:
-                    under.bodies = []
-                under.bodies.append(tensor)
+                if under_way.bodies is None:
+                    under_way.bodies = []
+                under_way.bodies.append(tensor)
             else:
                 pack_tensor(packer, tensor, 0)
                 self.copied += tensor.nbytes

@@ -14,7 +14,7 @@ Rules:
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.backends.python.ring_sender cimport RingSender, Under
+from neptrio.backends.python.ring_sender cimport RingSender, BatchUnderWay
 from neptrio.execution.batch cimport Batch, complete
 from neptrio.request.infer_request cimport (
     DONE,
@@ -88,19 +88,19 @@ cdef class ServerSide(RingSender):
         cdef InferRequest request
         cdef OnCancel on_cancel
         cdef Packer packer = self.packer
-        cdef Under under = Under()
+        cdef BatchUnderWay under_way = BatchUnderWay()
         cdef Py_ssize_t i = 0, n = len(batch.requests)
         cdef uint64_t number
         cdef list cancelled = None
         self.number += 1
         number = self.number
-        under.batch = batch
-        under.begun = batch.compute_start = now_ns()  # a sender may answer before the batch is back
+        under_way.batch = batch
+        under_way.begun = batch.compute_start = now_ns()  # a sender may answer before the batch is back
         packer.reset()
         packer.u32(<uint32_t>n)
         for request in batch.requests:
-            self.pack_request(packer, request, under)
-        self.batches[number] = under
+            self.pack_request(packer, request, under_way)
+        self.batches[number] = under_way
         for request in batch.requests:
             on_cancel = OnCancel.__new__(OnCancel)
             on_cancel.end = self
@@ -112,7 +112,7 @@ cdef class ServerSide(RingSender):
                 cancelled.append(on_cancel)
             i += 1
         try:
-            self.send(self.work, BATCH, number, packer, under, batch.instance.mailbox)
+            self.send(self.work, BATCH, number, packer, under_way, batch.instance.mailbox)
         except BaseException:
             del self.batches[number]
             packer.reset()
@@ -165,17 +165,17 @@ cdef class ServerSide(RingSender):
 
     cdef InferRequest find(self, uint64_t id):
         """A request that the process may still answer, or None."""
-        cdef Under under
+        cdef BatchUnderWay under_way
         cdef uint64_t place = id & ((1 << REQUEST_BITS) - 1)
         request = self.open.get(id)
         if request is None:
-            under = self.batches.get(id >> REQUEST_BITS)
-            if under is not None and place < <uint64_t>len(under.batch.requests):
-                request = under.batch.requests[place]
+            under_way = self.batches.get(id >> REQUEST_BITS)
+            if under_way is not None and place < <uint64_t>len(under_way.batch.requests):
+                request = under_way.batch.requests[place]
         return request
 
     cdef int result(self, uint64_t number) except -1:
-        cdef Under under = self.batches.get(number)
+        cdef BatchUnderWay under_way = self.batches.get(number)
         cdef Batch batch
         cdef InferRequest request
         cdef InferResponse response
@@ -185,13 +185,13 @@ cdef class ServerSide(RingSender):
         cdef int i
         cdef uint32_t count, how
         cdef uint64_t place = 0, senders
-        if under is None:
+        if under_way is None:
             raise Violation(f"a result of batch {number}, which is not under way")
-        batch = under.batch
+        batch = under_way.batch
         senders = len(batch.requests)
-        self.block = under.block
-        self.bodies = under.bodies
-        floor = under.begun
+        self.block = under_way.block
+        self.bodies = under_way.bodies
+        floor = under_way.begun
         for i in range(4):
             times[i] = <int64_t>read_u64(&self.reader)
             times[i] = min(max(times[i], floor), now)
@@ -283,7 +283,7 @@ cdef class ServerSide(RingSender):
     cdef int called(self, uint64_t key) except -1:
         cdef InferRequest made = InferRequest.__new__(InferRequest)
         cdef InferRequest parent = None
-        cdef Under under = None
+        cdef BatchUnderWay under_way = None
         cdef Reader* reader = &self.reader
         cdef uint32_t flags = read_u32(reader)
         cdef uint32_t i, count
@@ -301,9 +301,9 @@ cdef class ServerSide(RingSender):
             parent = self.find(number)
         number = read_u64(reader)
         if number:
-            under = self.batches.get(number)
-        if parent is None and not flags & PARENT and under is not None and len(under.batch.requests) == 1:
-            parent = under.batch.requests[0]
+            under_way = self.batches.get(number)
+        if parent is None and not flags & PARENT and under_way is not None and len(under_way.batch.requests) == 1:
+            parent = under_way.batch.requests[0]
         made.parent = parent
         if parent is not None:
             made.owner = parent.owner
@@ -318,7 +318,7 @@ cdef class ServerSide(RingSender):
         made.inputs = self.tensors()
         self.finish()
         self.host.called(key, made, bool(flags & DECOUPLED), bool(flags & BLOCKING),
-                         None if under is None else under.batch)
+                         None if under_way is None else under_way.batch)
         return 0
 
     # ------------------------------------------------------------ segments and the end
@@ -336,21 +336,21 @@ cdef class ServerSide(RingSender):
         Those whose descriptor it has not taken, and with `one_by_one` (it executes one batch after the other) all but
         the first: what it took while that one waited for another model lay aside. Call it after drain().
         """
-        cdef Under under
+        cdef BatchUnderWay under_way
         cdef uint64_t head = ring_head(&self.work.ring)
         cdef list found = []
         cdef bint first = True
-        for under in self.batches.values():
-            if (one_by_one and not first) or under.place == 0 or head < under.place:
-                found.append(under.batch)
+        for under_way in self.batches.values():
+            if (one_by_one and not first) or under_way.place == 0 or head < under_way.place:
+                found.append(under_way.batch)
             first = False
         return found
 
     def end(self):
         """The process is gone: what it had under way, as (batches, requests that senders had)."""
-        cdef Under under
+        cdef BatchUnderWay under_way
         self.close()
-        batches = [under.batch for under in self.batches.values()]
+        batches = [under_way.batch for under_way in self.batches.values()]
         requests = list(self.open.values())
         self.batches, self.open, self.segments, self.passed = {}, {}, {}, {}
         self.host = None  # which holds this end: neither waits for the collector
@@ -360,9 +360,9 @@ cdef class ServerSide(RingSender):
     def oldest(self):
         # type: () -> tuple[Batch, int] | None
         """(batch, when it was sent in ns) of the batch that has been under way for longest, or None."""
-        cdef Under under
-        for under in self.batches.values():
-            return under.batch, under.begun
+        cdef BatchUnderWay under_way
+        for under_way in self.batches.values():
+            return under_way.batch, under_way.begun
         return None
 
     @property

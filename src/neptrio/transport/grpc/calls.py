@@ -56,7 +56,7 @@ class Call(GrpcStream):
         if not self.ended and self.trailers is None:
             for request in self.requests():
                 if request.trace is not None:
-                    request.trace.told()
+                    request.trace.answered_by_front()
             self.refuse(Status.DEADLINE_EXCEEDED.value, "Deadline Exceeded")
 
     def requests(self) -> Iterable[InferRequest]:

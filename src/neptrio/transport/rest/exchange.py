@@ -394,4 +394,4 @@ def go_on(request: InferRequest, gone: bool) -> None:
     if request.trace is not None:
         if gone:
             request.trace.abandon()
-        request.trace.go_on()
+        request.trace.release()
