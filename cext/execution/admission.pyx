@@ -5,6 +5,10 @@ them the model must be found, a model refused that this way cannot serve, timest
 request validated, counted and queued. The choice: one object that all of them call, in this order: find(), then
 received() if the request came over the network, then submit(); and cancel() when its client is gone.
 
+A model that is loaded on demand (repository.demand) may not be there: an Absent stands in for it. find() returns that, and
+submit() parks the request with it, until it comes back to submit() when the model serves. So no way in knows of such models,
+and nothing of this is on the way of a request whose model serves.
+
 Rules:
  1. When submit() returns, the request is accepted and will be answered exactly once, through its responder.
  2. When submit() raises, the request is in none of the model's counts except that of refusals.
@@ -39,6 +43,22 @@ cdef class RequestQueue:
         raise NotImplementedError(f"{type(self).__name__}.enqueue")
 
 
+cdef class Absent(ModelCore):
+    """Stands in for a model that is not loaded, and is when it is asked for. It is never ready.
+
+    `one_response` is what find() was told: a model may turn out to be decoupled only when it is loaded.
+    """
+
+    def __init__(self, str name, str version, str one_response):
+        # type: (..., ..., str | None) -> None
+        super().__init__(name, version)
+        self.one_response = one_response
+
+    def park(self, InferRequest request not None):
+        """Keeps a request until the model serves or cannot be loaded. Raises TritonError to refuse it."""
+        raise NotImplementedError(f"{type(self).__name__}.park")
+
+
 cdef class Admission:
     """Finds models and accepts requests. `directory` looks models up (repository.catalog.Catalog)."""
 
@@ -46,6 +66,11 @@ cdef class Admission:
         self.directory = directory
         self.latest = directory.latest
         self.tracer = tracer
+        self.demand = None
+
+    def wait_with(self, demand):
+        """From now on models that `demand` knows are loaded when they are asked for (repository.demand.Demand)."""
+        self.demand = demand
 
     cpdef ModelCore lookup(self, str name, str version):
         """The ready model version of that name. Raises NotFound, Unavailable or InvalidArgument."""
@@ -55,6 +80,34 @@ cdef class Admission:
             if model is not None and model.ready:
                 return model
         return self.directory.lookup(name, version)
+
+    cpdef ModelCore sought(self, str name, str version, str one_response=None):
+        # type: (..., ..., str | None) -> ModelCore
+        """As lookup(), but for a model that is loaded on demand and does not serve it is its Absent. Raises Unavailable where
+        its last load has failed a moment ago."""
+        cdef ModelCore model
+        if not version:
+            model = self.latest.get(name)
+            if model is not None and model.ready:
+                return model
+        if self.demand is not None and name not in self.latest:
+            model = self.demand.absent(name, version, one_response)
+            if model is not None:
+                return model
+        return self.lookup(name, version)
+
+    def ready(self, str name, str version) -> bool:
+        """Whether a request for the model would be taken. Raises as sought() does."""
+        cdef ModelCore model = self.sought(name, version)
+        return model.ready or isinstance(model, Absent)
+
+    def present(self, str name, str version):
+        # type: (..., ...) -> Callable[[], Any] | None
+        """What to call and await before a model is looked up that has to be loaded on demand first; None: nothing. For callers
+        that need to know the model itself before they can make their request."""
+        if self.demand is None or name in self.latest:
+            return None
+        return self.demand.present(name, version)
 
     def body_source(self, str name, str version):
         # type: (..., ...) -> Callable[[int], Any] | None
@@ -72,7 +125,7 @@ cdef class Admission:
         `one_response` is the text of the error for a decoupled model where only one response can be carried,
         None where any number can. Raises NotFound, Unavailable, InvalidArgument or Unsupported.
         """
-        cdef ModelCore model = self.lookup(request.model_name, request.model_version)
+        cdef ModelCore model = self.sought(request.model_name, request.model_version, one_response)
         if one_response is not None and model.decoupled:
             raise Unsupported(one_response)
         request.model = model
@@ -106,7 +159,9 @@ cdef class Admission:
             if request.parent is not None and request.parent.composing:
                 model = self.directory.lookup_step(request.model_name, request.model_version)
             else:
-                model = self.lookup(request.model_name, request.model_version)
+                model = self.arrived(request)
+                if model is None:
+                    return
             request.model = model
         if request.parameters is not None:
             take_wish(request)
@@ -135,6 +190,25 @@ cdef class Admission:
             if request.trace is not None:
                 request.trace.refused(error)
             raise
+
+    cdef ModelCore arrived(self, InferRequest request):
+        """The model of a request that was found before there was one, or before another one replaced it. None: the request
+        is parked until it is loaded."""
+        cdef ModelCore model
+        cdef str one_response = (<Absent>request.model).one_response if isinstance(request.model, Absent) else None
+        model = self.sought(request.model_name, request.model_version, one_response)
+        if not isinstance(model, Absent):
+            if one_response is not None and model.decoupled:
+                raise Unsupported(one_response)
+            return model
+        if request.owner is not None:
+            count_for_owner(request)
+        try:
+            (<Absent>model).park(request)
+        except BaseException:
+            uncount(request)
+            raise
+        return None
 
     def cancel(self, InferRequest request not None):
         """Cancels a request whose client is gone. Does nothing when it is done."""

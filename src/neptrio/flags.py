@@ -24,6 +24,7 @@ from neptrio import storage_uri
 from neptrio.cores import usable_cores
 
 MOST_FRONTENDS = 64
+CONTROL_MODES = ("none", "poll", "explicit", "on-demand")
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
 
@@ -182,6 +183,14 @@ def seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, got '{text}'")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A number of seconds above 0."""
+    value = seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got '{text}'")
     return value
 
 

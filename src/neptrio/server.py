@@ -252,6 +252,8 @@ class Server:
                         await fronts.start(front.run)
                     if self.settings.model_control_mode == "poll" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.poll)
+                    if self.settings.model_control_mode == "on-demand" and self.settings.repository_poll_secs:
+                        fronts.start_soon(self.repository.watch)
                     # not set earlier, because starting may take long
                     self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
                     started()

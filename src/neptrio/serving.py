@@ -69,13 +69,15 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--allow-file-override", type=flags.boolean, default=None,
         help="load calls may bring files along, which run as code (default: only by loopback addresses "
         "and Unix sockets)")  # fmt: skip
-    add("--model-control-mode", type=flags.one_of("none", "poll", "explicit"), choices=("none", "poll", "explicit"), default="none",
+    add("--model-control-mode", type=flags.one_of(*flags.CONTROL_MODES), choices=flags.CONTROL_MODES, default="none",
         help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
-        "models come and go by request")  # fmt: skip
+        "models come and go by request; on-demand: a model is loaded when it is asked for")  # fmt: skip
     add("--repository-poll-secs", type=flags.not_negative, default=15,
-        help="how often mode poll looks at the folders, 0 = never again")  # fmt: skip
+        help="how often modes poll and on-demand look at the folders, 0 = never again")  # fmt: skip
     add("--load-model", action="append", default=[],
-        help="a model to load at start in mode explicit, '*' for all; may be repeated")  # fmt: skip
+        help="a model to load at start in modes explicit and on-demand, '*' for all; may be repeated")  # fmt: skip
+    add("--load-wait-secs", type=flags.positive_seconds, default=60.0,
+        help="how long a request waits for a model that is loaded on demand")  # fmt: skip
     add(
         "--backend-directory",
         type=Path,

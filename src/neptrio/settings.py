@@ -24,6 +24,7 @@ class Settings:
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
+    load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     audit_log: str = ""  # a file, or stderr; "": none
     read_only: bool = False  # refuse all changes over the network
@@ -159,8 +160,8 @@ class Settings:
                 "--allow-console=true serves REST's verbs at the metrics port, which must ask clients for the same "
                 "certificates: give --metrics-tls-client-ca the file of --http-tls-client-ca"
             )
-        if self.load_model and self.model_control_mode != "explicit":
-            raise ValueError("--load-model belongs to --model-control-mode=explicit")
+        if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
+            raise ValueError("--load-model belongs to --model-control-mode=explicit and on-demand")
         if "*" in self.load_model and len(set(self.load_model)) > 1:
             raise ValueError("--load-model=* loads every model, other names beside it have no use")
         if self.backend_directory is not None and not self.backend_directory.is_dir():

@@ -71,7 +71,7 @@ def open_controls(settings: Settings) -> str:
     if settings.read_only or settings.auth_config is not None or not settings.exposed:
         return ""
     found = [
-        ("model-repository", settings.model_control_mode == "explicit"),
+        ("model-repository", settings.model_control_mode in ("explicit", "on-demand")),
         ("trace", True),
         ("logging", True),
         ("shared-memory", settings.allow_client_shm),
@@ -123,12 +123,24 @@ def _table(server: Any) -> str:
         (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
         for m in server.repository.ready_models()
     }
-    return table(server.repository.index(False), places)
+    rows, waiting = _rows(server)
+    found = table(rows, places) if rows or not waiting else ""
+    told = f"{waiting} models are loaded when they are asked for" if waiting else ""
+    return "\n".join(filter(None, (found, told)))
+
+
+def _rows(server: Any) -> tuple[list[dict[str, Any]], int]:
+    """The rows of the repository index, and how many models it leaves out: those that are loaded on demand and are not."""
+    known = () if server.repository.demand is None else server.repository.demand.known
+    latest = server.repository.latest
+    rows = server.repository.index(False)
+    found = [row for row in rows if row["name"] not in known or row["name"] in latest]
+    return found, sum(name not in latest for name in known)
 
 
 def failed(server: Any) -> str:
     """The models as they are when the start ends, and what can be typed now."""
-    return f"{_table(server)}\n{what_failed(server.repository.index(False), server.settings)}"
+    return f"{_table(server)}\n{what_failed(_rows(server)[0], server.settings)}"
 
 
 def describe(server: Any) -> str:

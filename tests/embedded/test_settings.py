@@ -16,7 +16,7 @@ from neptrio.settings import Settings
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"model_control_mode": "explict"}, ValueError, "model_control_mode: expected one of none, poll, explicit, got 'explict', did you mean 'explicit'"),
+        ({"model_control_mode": "explict"}, ValueError, "model_control_mode: expected one of none, poll, explicit, on-demand, got 'explict', did you mean 'explicit'"),
         ({"allow_http": "maybe"}, ValueError, "allow_http: expected one of true"),
         ({"allow_http": 1}, TypeError, "allow_http: expected bool, got int"),
         ({"http_port": 70000}, ValueError, "http_port: expected an integer from 0 to 65535, got '70000'"),

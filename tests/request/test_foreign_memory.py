@@ -90,7 +90,12 @@ def test_a_call_of_a_model_in_the_servers_process_hands_over_copies(pair: Pair) 
     request = InferRequest()
     request.model_name, request.inputs = "other", [output(pair)]
     submitted: list[Any] = []
-    admission = SimpleNamespace(lookup=lambda name, version: pair.model, submit=submitted.append)
+
+    def find(found: InferRequest, one_response: str | None) -> Any:
+        found.model = pair.model
+        return pair.model
+
+    admission = SimpleNamespace(find=find, submit=submitted.append)
     services: Any = SimpleNamespace(admission=admission, foreign_inputs=ForeignInputs())
     Call(services, request, False, lambda response, final: None, None).submit()
     assert submitted == [request]

@@ -15,6 +15,9 @@ from neptrio.config.locate import Path
 # parameters of Python models and their processes: one that is nearly one of these is misspelt
 PARAMETERS = (
     "isolation",
+    "keep_loaded",
+    "idle_unload_seconds",
+    "minimum_loaded_seconds",
     "ENVIRONMENT",
     "EXECUTION_ENV_PATH",
     "EXECUTE_TIMEOUT_SECONDS",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio import datatypes
-from neptrio.config import accelerators, locate
+from neptrio.config import accelerators, demand, locate
 from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.problem import Problem
@@ -75,7 +75,7 @@ def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem
     _warmup(c)
     _files(c)
     _model_metrics(c)
-    _timing(c)
+    _own_parameters(c)
     _unsupported(c)
     return c.problems
 
@@ -106,9 +106,11 @@ def _scheduling(c: _Check) -> None:
         _sequence_batching(c)
 
 
-def _timing(c: _Check) -> None:
+def _own_parameters(c: _Check) -> None:
     try:
         tells_times(c.config)
+        demand.on_demand(c.config)
+        demand.residence(c.config)
     except InvalidArgument as error:
         c.fail(("parameters",), str(error))
 

@@ -33,11 +33,13 @@ async def model_ready(core: Server, name: str, version: str) -> bool:
 
 async def model_metadata(core: Server, name: str, version: str) -> dict[str, Any]:
     """A model's inputs and outputs."""
+    await core.verbs.metadata.present(name, version)
     return core.verbs.metadata.model(name, version)
 
 
 async def model_config(core: Server, name: str, version: str) -> dict[str, Any]:
     """A model's complete configuration."""
+    await core.verbs.metadata.present(name, version)
     return core.verbs.metadata.config(name, version)
 
 
@@ -62,7 +64,7 @@ async def load(
 async def serves(core: Server, name: str) -> bool:
     """Whether requests to a model are taken."""
     try:
-        core.services.admission.lookup(name, "")
+        core.services.admission.sought(name, "")
     except TritonError:
         return False
     return True

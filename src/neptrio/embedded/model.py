@@ -44,7 +44,7 @@ class ModelHandle:
     def _wanted(self) -> dict[str, Wanted]:
         """What inputs the model wants; nothing for a model that does not serve: the request will say why."""
         try:
-            model = self._engine.core.services.admission.lookup(self.name, self.version)
+            model = self._engine.core.services.admission.sought(self.name, self.version)
         except TritonError:
             return {}
         one = not model.max_batch_size

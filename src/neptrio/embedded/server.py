@@ -261,7 +261,7 @@ class Server:
         except BaseException:
             self._clean()
             raise
-        if given.get("model_control_mode") == "explicit":
+        if given.get("model_control_mode") in ("explicit", "on-demand"):
             given = {**given, "load_model": (*given.get("load_model", ()), *self._functions)}
         return (*self._repositories, self._folder.path), given
 

@@ -14,6 +14,7 @@ from neptrio.codec.json_reader import too_long
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import lifecycle, scan
+from neptrio.repository.demand import Demand
 from neptrio.repository.model import Model
 from neptrio.repository.notifier import Notifier
 from neptrio.repository.places import Places
@@ -64,6 +65,7 @@ class Catalog:
         self._judged = 0  # how often it had been notified when all_ready() was asked last
         self._unready: set[str] = set()  # models that were not ready then
         self.unopened = ""  # why the repositories could not be listed, "" where they could
+        self.demand: Demand | None = None  # knows the models that are loaded when they are asked for
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
     def lack(self, record: Record, lacking: bool) -> None:
@@ -82,6 +84,7 @@ class Catalog:
                         f"Request for unknown model: '{shown(name)}' version {model.version} is not at ready state"
                     )
                 return model
+            self._refuse_absent(name)
             if self._rows(name) or self._versionless(name):
                 failed = any(row.state is lifecycle.State.FAILED for row in self._rows(name).values())
                 why = "; it failed to load, the log and the repository index say why" if failed else ""
@@ -93,6 +96,7 @@ class Catalog:
         number = version_number(version)
         if number <= 0:
             raise not_above_zero(version)
+        self._refuse_absent(name)
         versions = self._rows(name)
         if not versions and not self._versionless(name):
             raise _unknown(name)
@@ -104,6 +108,14 @@ class Catalog:
                 f"Request for unknown model: '{shown(name)}' version {number} is not at ready state"
             )
         return row.model
+
+    def _refuse_absent(self, name: str) -> None:
+        """Raises Unavailable for a model that is loaded on demand and does not serve now."""
+        known = None if self.demand is None else self.demand.away(name)
+        if known is not None:
+            raise Unavailable(
+                f"model '{shown(name)}' is loaded on demand and is not loaded: {known.standing.reason}"
+            )
 
     def lookup_step(self, name: str, version: str) -> Model:
         """lookup() for a step of an accepted ensemble request. Also finds a model that was withdrawn together with
@@ -181,6 +193,9 @@ class Catalog:
         unready = self._unready
         for name in changed:
             record = self.records.get(name)
+            if self.demand is not None and name in self.demand.known:
+                unready.discard(name)  # it may come and go as it is asked for
+                continue
             if record is not None and record.lacking:
                 unready.add(name)
                 continue
@@ -218,8 +233,8 @@ class Catalog:
         if names is None:
             names = {} if self.unopened else self.places.names(repository)
         for name, folders in names.items():
-            record, row = self._with_folders(name, folders, repository)
-            for entry in [row] if record is None else record.index(timings):
+            record, rows = self._with_folders(name, folders, repository)
+            for entry in rows if record is None else record.index(timings):
                 if not ready or entry.get("state") == "READY":
                     yield entry
 
@@ -233,38 +248,49 @@ class Catalog:
     ) -> Iterator[bytes]:
         """`text(row)` of each row of index() without timings; `form` names what `text` makes (Record.index_texts)."""
         for name, folders in names.items():
-            record, row = self._with_folders(name, folders, repository)
+            record, rows = self._with_folders(name, folders, repository)
             if record is None:
                 if not ready:
-                    yield text(row)
+                    yield from map(text, rows)
                 continue
             for state, made in record.index_texts(form, text):
                 if not ready or state == "READY":
                     yield made
 
-    def _with_folders(self, name: str, folders: int, repository: str) -> tuple[Record | None, dict[str, Any]]:
-        """The record that has rows of the index for a name with so many folders, or None and the one row of a name without
+    def _with_folders(
+        self, name: str, folders: int, repository: str
+    ) -> tuple[Record | None, list[dict[str, Any]]]:
+        """The record that has rows of the index for a name with so many folders, or None and the rows of a name without
         such a record. Of one repository's index, a model that was loaded from another one is not loaded."""
         record = self.records.get(name)
         place = record.place if record is not None else None
         if repository and place is not None and not self.places.has(repository, place):
-            return None, {"name": name}
+            return None, [{"name": name}]
+        rows = None if self.demand is None else self.demand.rows(name)
+        if rows is not None:
+            return None, rows
         if record is not None and record.rows:
-            return record, {}
+            return record, []
         if folders > 1:
-            return None, {"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}
+            return None, [{"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}]
         if record is not None and record.problem:
-            return record, {}
-        return None, {"name": name}
+            return record, []
+        return None, [{"name": name}]
 
     async def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error of a model. Raises NotFound."""
         record = self.records.get(name)
-        if record is None:
+        found: dict[str, Any]
+        if record is not None:
+            found = record.progress()
+        else:
             if name not in await self.places.listed():
                 raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
-            return {"name": name, "versions": []}
-        return record.progress()
+            found = {"name": name, "versions": []}
+        known = None if self.demand is None else self.demand.known.get(name)
+        if known is not None:
+            found["on_demand"] = known.document()
+        return found
 
     def flush(self) -> None:
         """Shutdown has begun: schedulers send their batches without waiting for more requests."""

@@ -64,6 +64,8 @@ class Loading:
         operation = Operation(next(self._numbers), record, parameters)
         operation.explicit = explicit
         record.operations.append(operation)
+        if self._catalog.demand is not None:
+            self._catalog.demand.begun(name)
         self._catalog.nursery.start_soon(self._run, operation)
         return operation
 
@@ -79,6 +81,8 @@ class Loading:
                 changed = await self._load(operation)
                 loaded = True
                 operation.release()
+                if self._catalog.demand is not None:  # before anything is awaited: who waited comes first
+                    self._catalog.demand.loaded(record.name)
                 if changed:
                     await self._follow(record.name)
         except TritonError as error:
@@ -96,8 +100,17 @@ class Loading:
                 record.last_error = str(bare(operation.error)).rstrip("\n")
                 if not record.rows:
                     self._without_versions(operation)
+                if not loaded:
+                    self._tell_demand(operation, operation.error)
             operation.done.set()
             collector.loaded()
+
+    def _tell_demand(self, operation: Operation, error: TritonError) -> None:
+        """Those who wait for a model hear of a load that failed, unless another one follows."""
+        demand = self._catalog.demand
+        if demand is not None and not operation.record.operations:
+            outdated = operation.stopped_by is not None and not self.closing
+            demand.failed(operation.record.name, error, outdated, self.closing)
 
     async def _tell_slow(self, operation: Operation) -> None:
         """Says in the log what a load is doing that takes long, again and again, more and more rarely."""
@@ -160,6 +173,8 @@ class Loading:
             record.listed = failure.listed
             raise loader.poll_failed(name, str(failure)) from None
         record.polled, record.listed = found.fingerprint, found.listed
+        if self._catalog.demand is not None:
+            self._catalog.demand.renew(name, found.source.config, found.listed)
         try:
             operation.check()
             before = record.wanted

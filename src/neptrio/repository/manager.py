@@ -23,6 +23,7 @@ from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
 from neptrio.repository.catalog import Catalog
+from neptrio.repository.demand import Demand
 from neptrio.repository.loader import Loader
 from neptrio.repository.loading import EXITING, Loading
 from neptrio.repository.override import LoadParameters
@@ -54,6 +55,8 @@ class RepositoryManager(Catalog):
         self.loading = Loading(
             settings, self, self.withdrawal, Loader(settings, self.places, loop, completions, self.host)
         )
+        if settings.model_control_mode in ("explicit", "on-demand"):
+            self.demand = Demand(settings, self, loop, self.loading.begin)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The nursery of all loads and retirements; runs until it is cancelled."""
@@ -78,17 +81,25 @@ class RepositoryManager(Catalog):
                 log.error("cloud storage has not listed its models within %g s", REFRESH_SECONDS)
 
     async def load_all(self) -> None:
-        """Start-up: loads every model (modes none and poll) or those named (explicit)."""
+        """Start-up: loads every model (modes none and poll) or those named (explicit, on-demand)."""
         operations: dict[str, Operation] = {}
 
         def begin(names: Iterable[str]) -> None:
+            known = () if self.demand is None else self.demand.known
             for name in names:
-                if name not in operations:
+                if name not in operations and (name not in known or name in self._settings.load_model):
                     operations[name] = self.loading.begin(name, LoadParameters())
 
-        if self._settings.model_control_mode == "explicit" and "*" not in self._settings.load_model:
-            begin(self._settings.load_model)
+        if self._settings.model_control_mode == "on-demand":
             await self._refresh()
+        await self._look()
+        if (
+            self._settings.model_control_mode in ("explicit", "on-demand")
+            and "*" not in self._settings.load_model
+        ):
+            begin(self._settings.load_model)
+            if self._settings.model_control_mode == "explicit":
+                await self._refresh()
         else:
             try:
                 begin(await self.places.listed())  # local models do not wait for the cloud storage
@@ -108,6 +119,33 @@ class RepositoryManager(Catalog):
                 log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
         if failed and self._settings.exit_on_error:
             raise Internal("failed to load all models") from why
+
+    async def _look(self) -> None:
+        """Looks which models are loaded on demand. In mode explicit repositories may come later."""
+        if self.demand is None:
+            return
+        self.demand.serve(self.host.admission)
+        try:
+            await self.demand.look()
+        except InvalidArgument as error:
+            if self._settings.model_control_mode == "explicit":
+                return
+            if self._settings.exit_on_error:
+                raise
+            self._unopened(error)
+        else:
+            if self._settings.model_control_mode == "on-demand":
+                self._unopened(None)
+
+    async def watch(self) -> None:
+        """Mode on-demand: looks every --repository-poll-secs for folders that are new or gone, for ever."""
+        while True:
+            await trio.sleep(self._settings.repository_poll_secs)
+            try:
+                await self._refresh()
+                await self._look()
+            except TritonError as error:
+                log.error("listing the model repository failed: %s", error)
 
     def _unopened(self, error: TritonError | None) -> None:
         """Notes whether the repositories could be listed at the start; until they are, the server is not ready."""

@@ -66,10 +66,12 @@ class Withdrawal:
             if row.state in (State.LOADING, State.RELOADING):
                 row.apply(Event.ABANDON)
 
-    def record(self, record: Record) -> None:
-        """Takes all versions of a model out of service at once."""
+    def record(self, record: Record, why: str = lifecycle.UNLOADED) -> None:
+        """Takes all versions of a model out of service at once; `why` is told of one that is loaded on demand."""
         for version, row in record.rows.items():
             self.row(record, version, row)
+        if self._catalog.demand is not None:
+            self._catalog.demand.withdrawn(record.name, why)
         if self._catalog.latest.pop(record.name, None) is not None:
             record.override = record.fingerprint = None
             folder, record.folder = record.folder, None

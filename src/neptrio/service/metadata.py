@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from neptrio import __version__
 from neptrio.config import describe_config
 from neptrio.config.defaulted import defaulted
 from neptrio.errors import TritonError
+from neptrio.repository.catalog import version_number
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
 from neptrio.repository.notifier import Notifier
@@ -67,8 +68,26 @@ class MetadataService:
         """The $metadata_server_response."""
         return {"name": self._settings.id, "version": __version__, "extensions": list(EXTENSIONS)}
 
-    async def model_ready(self, name: str, version: str) -> bool:
-        """True when that version (the latest when empty) is ready and its instances say that they can serve."""
+    def absent(self, name: str, version: str) -> Callable[[], Awaitable[None]] | None:
+        """What to call and await before what follows is asked of a model that is loaded on demand and does not serve; it
+        raises Unavailable where it cannot be loaded. None: nothing."""
+        demand = self._repository.demand
+        return None if demand is None else demand.present(name, version)
+
+    async def present(self, name: str, version: str) -> None:
+        """Awaits that."""
+        waiting = self.absent(name, version)
+        if waiting is not None:
+            await waiting()
+
+    async def model_ready(self, name: str, version: str, loaded: bool = False) -> bool:
+        """True when that version (the latest when empty) is ready and its instances say that they can serve. One that is
+        loaded on demand counts as ready while it is not, unless `loaded` or its last load has failed."""
+        demand = self._repository.demand
+        if demand is not None and not loaded:
+            served = demand.will_serve(name, version_number(version) if version else 0)
+            if served is not None:
+                return served
         try:
             return await self._repository.lookup(name, version).is_ready()
         except TritonError as error:

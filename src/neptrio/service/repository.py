@@ -137,7 +137,7 @@ class RepositoryService:
         Allowed only where load() is: it writes files that callers send to disk. Raises Unavailable, Denied,
         NotFound, or InvalidArgument for broken parameters.
         """
-        if self._settings.model_control_mode != "explicit":
+        if self._settings.model_control_mode not in ("explicit", "on-demand"):
             raise Unavailable("checking a model needs --model-control-mode=explicit")
         self._may("checking models", parameters)
         await self._may_run(name, parameters)
@@ -147,7 +147,7 @@ class RepositoryService:
         mode = self._settings.model_control_mode
         if mode == "poll":
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
-        if mode != "explicit":
+        if mode not in ("explicit", "on-demand"):
             raise Unavailable(
                 "explicit model load / unload is not allowed without --model-control-mode=explicit"
             )

@@ -27,7 +27,8 @@ import trio
 import triton_python_backend_utils as utils
 from neptrio.backends.python import convert
 from neptrio.codec.outputs import select
-from neptrio.errors import Internal, TritonError, Unavailable, Unsupported
+from neptrio.errors import Internal, TritonError, Unavailable
+from neptrio.execution.admission import Absent
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
@@ -54,6 +55,11 @@ class OnLoop(WorkItem):
 
     def deliver(self) -> None:
         self._function()
+
+
+def _instances(model: Any) -> list[Any]:
+    """The instances of a model that a call is made to; none while it is still loaded on demand."""
+    return [] if isinstance(model, Absent) else list(model.pool.instances)
 
 
 def _nobody(response: Any, final: bool) -> None:
@@ -120,16 +126,11 @@ class Call(Responder):
                 if parent.cancelled:
                     raise TritonError("request cancelled", code=convert.CODES[utils.TritonError.CANCELLED])
                 self._follow(parent)
-            model = self._services.admission.lookup(request.model_name, request.model_version)
-            if model.decoupled and not self._decoupled:
-                raise Unsupported(
-                    f"model '{request.model_name}' is decoupled; call exec(decoupled=True) and iterate over its "
-                    "responses"
-                )
-            request.model = model
+            one_response = f"model '{request.model_name}' is decoupled; call exec(decoupled=True) and iterate over its responses"
+            model = self._services.admission.find(request, None if self._decoupled else one_response)
             if self._instance is not None:
                 waits[self._instance] = self
-                instances = request.model.pool.instances
+                instances = _instances(model)
                 if instances and instances[0] in waits and self._never_ends({self}):
                     raise Unavailable(
                         f"the request of '{self._instance.name}' to model '{request.model_name}' would wait for "
@@ -170,7 +171,7 @@ class Call(Responder):
         if request.batch is not None:
             instances = [request.batch.instance]
         else:
-            instances = request.model.pool.instances
+            instances = _instances(request.model)
         for instance in instances:
             call = waits.get(instance)
             if call is None:
@@ -397,7 +398,7 @@ class InProcessHost(Host):
 
         def look() -> None:
             try:
-                ready = bool(self._services.admission.lookup(name, "" if version == "-1" else version).ready)
+                ready = bool(self._services.admission.ready(name, "" if version == "-1" else version))
             except TritonError:
                 ready = False
             answer(ready, None)

@@ -109,7 +109,7 @@ class Model:
         return call, post
 
     def _serving(self) -> ModelCore:
-        return self._running.engine.core.services.admission.lookup(self.name, self._version)
+        return self._running.engine.core.services.admission.sought(self.name, self._version)
 
     @property
     def _version(self) -> str:

@@ -58,7 +58,7 @@ export class Model {
 
   #actions() {
     const { about } = this.app.live;
-    const why = about.read_only ? "the server is read-only" : about.admin_elsewhere ? "control is served at the admin address only" : about.model_control_mode !== "explicit" ? `--model-control-mode is ${about.model_control_mode}, not explicit` : "";
+    const why = about.read_only ? "the server is read-only" : about.admin_elsewhere ? "control is served at the admin address only" : !["explicit", "on-demand"].includes(about.model_control_mode) ? `--model-control-mode is ${about.model_control_mode}, not explicit` : "";
     const button = (text, action, danger) => make("button", { type: "button", class: danger ? "danger" : null, disabled: Boolean(why), title: why || null, onclick: action }, text);
     this.actions.replaceChildren(make("a", { class: "button", href: `#request/${encodeURIComponent(this.name)}/${encodeURIComponent(this.version)}` }, "Send a request"),
       button("Load", () => this.#control("load")), button("Unload", () => this.#unload(), true));

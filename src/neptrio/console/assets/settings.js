@@ -38,7 +38,7 @@ export class Settings {
 
   #whyNoLoad() {
     const { about } = this.app.live;
-    return this.#why() || (about.model_control_mode === "explicit" ? "" : `Loading and unloading need --model-control-mode=explicit; this server has ${about.model_control_mode}.`);
+    return this.#why() || (["explicit", "on-demand"].includes(about.model_control_mode) ? "" : `Loading and unloading need --model-control-mode=explicit; this server has ${about.model_control_mode}.`);
   }
 
   #button(text, name, verb) {

@@ -78,12 +78,14 @@ class InferenceHandlers(SharedMemoryHandlers):
         return ServerMetadataResponse(**self._verbs.metadata.server())
 
     async def model_metadata(self, message: Any) -> ModelMetadataResponse:
+        await self._verbs.metadata.present(message.name, message.version)
         plain = self._verbs.metadata.model(message.name, message.version)
         for key in ("inputs", "outputs"):
             plain[key] = [ModelMetadataResponseTensorMetadata(**tensor) for tensor in plain[key]]
         return ModelMetadataResponse(**plain)
 
     async def model_config(self, message: Any) -> ModelConfigResponse:
+        await self._verbs.metadata.present(message.name, message.version)
         config = self._verbs.metadata.config_message(message.name, message.version)
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 

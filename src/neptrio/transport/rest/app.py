@@ -197,6 +197,12 @@ class RestApp:
         if route.verb == "infer":
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
+            waiting = self._services.admission.present(route.model, route.version)
+            if waiting is not None:  # what its inputs are is only known when it is loaded
+                body = await self._body(scope, receive)
+                await unless_gone(receive, waiting)
+                generate = self._inference(HttpGenerate, route, scope, forwarded)
+                return await generate.run(body, receive, send)
             generate = self._inference(HttpGenerate, route, scope, forwarded)
             return await generate.run(await self._body(scope, receive), receive, send)
         if route.verb == "infer_stream":
@@ -343,7 +349,8 @@ class RestApp:
         return (200 if self._verbs.metadata.ready() else 400), TEXT, []
 
     async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        if await self._verbs.metadata.model_ready(route.model, route.version):
+        loaded = b"loaded=true" in scope["query_string"].split(b"&")
+        if await self._verbs.metadata.model_ready(route.model, route.version, loaded):
             return 200, TEXT, []
         return 400, JSON, [b'{"error":"Model version not ready"}']
 
@@ -373,10 +380,18 @@ class RestApp:
 
     _home = _reference
 
+    async def _present(self, route: routes.Route, receive: Receive) -> None:
+        """Has a model loaded that is loaded on demand. Raises Unavailable, Disconnected."""
+        waiting = self._verbs.metadata.absent(route.model, route.version)
+        if waiting is not None:
+            await unless_gone(receive, waiting)
+
     async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        await self._present(route, receive)
         return 200, JSON, [dump_json(self._verbs.metadata.model(route.model, route.version))]
 
     async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        await self._present(route, receive)
         marked = b"defaulted=true" in scope["query_string"].split(b"&")
         return 200, JSON, [dump_json(self._verbs.metadata.config(route.model, route.version, marked))]
 

@@ -96,7 +96,7 @@ class HttpOpenAi:
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the choices.
         """
-        mapping = self._mapping(codec.model_of(document))
+        mapping = await self._mapping(codec.model_of(document), receive)
         if not mapping.completes:
             raise codec.RefusedMember(
                 f"model '{document['model']}' does not complete text", "model", "invalid_value"
@@ -132,7 +132,7 @@ class HttpOpenAi:
     async def embeddings(self, document: dict[str, Any], receive: Any) -> Answer:
         """Answers a request for embeddings. Raises as completions() does."""
         model = codec.model_of(document)
-        mapping = self._mapping(model)
+        mapping = await self._mapping(model, receive)
         if not mapping.embeds:
             raise codec.RefusedMember(f"model '{model}' does not embed text", "model", "invalid_value")
         texts, as_base64 = codec.embedding(document)
@@ -154,12 +154,15 @@ class HttpOpenAi:
 
     # ------------------------------------------------------------ requests
 
-    def _mapping(self, name: str) -> OpenAiMapping:
+    async def _mapping(self, name: str, receive: Any) -> OpenAiMapping:
         """Raises NotFound for a model that is not there, does not serve this API or is not for this client."""
         if self._owner is not None and not self._owner.client.covers(name):
             raise Denied(
                 f"{self._owner.client.title} is limited to some models: it is not for model '{name[:128]}'"
             )
+        waiting = self._services.admission.present(name, "")
+        if waiting is not None:
+            await unless_gone(receive, waiting)
         found = self._services.admission.lookup(name, "")
         mapping: OpenAiMapping | None = getattr(found, "openai", None)
         if mapping is None:

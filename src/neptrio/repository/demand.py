@@ -1,0 +1,385 @@
+"""Loads models when they are asked for (--model-control-mode=on-demand, and the parameter `load` in mode explicit).
+
+The problem: thousands of models, of which few are used at a time. A request for one that is not loaded has to wait for it
+on every way in, share the load with others that want the same model, and learn why it cannot be had. The choice: at the start
+the folders are listed and their configurations read, and what is needed of each is kept. Admission, through which every
+request passes, asks here for a stand-in where no model serves, and parks the request with it; loads themselves are those of
+repository.loading, which tells here what becomes of them. repository.demand_states has the states, repository.waiting the
+requests.
+
+Rules:
+ 1. The first request for a model begins its load; all others until then wait for the same one.
+ 2. Who waits has no part in the load: it goes on when they leave.
+ 3. A load by hand, of an ensemble's step, or one that follows an unload counts as any other.
+ 4. Once a model serves, those who waited are submitted before anything else can be.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from neptrio.config import demand as demand_config
+from neptrio.config import model_config
+from neptrio.config.demand import Residence
+from neptrio.errors import InvalidArgument, TritonError, Unavailable
+from neptrio.execution.admission import Admission
+from neptrio.foreign import text_of
+from neptrio.limits import shown
+from neptrio.loop import threads
+from neptrio.observe.counters import ModelCounters
+from neptrio.repository import scan
+from neptrio.repository.demand_states import Act, Event, Standing, State
+from neptrio.repository.override import LoadParameters
+from neptrio.repository.waiting import Room, StandIn, later
+from neptrio.request.infer_request import InferRequest, InputSpec, monotonic_ns
+from neptrio.scheduling.base import LoopServices
+from neptrio.settings import Settings
+
+if TYPE_CHECKING:
+    from neptrio.repository.catalog import Catalog
+    from neptrio.repository.records import Operation
+
+log = logging.getLogger("neptrio.repository")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the configuration in a model's folder says that a request may need before the model is loaded."""
+
+    versions: tuple[int, ...]  # those that the version policy selects
+    decoupled: bool
+    max_batch_size: int
+    inputs: tuple[tuple[str, int, tuple[int, ...], bool, bool], ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """A model that is loaded when it is asked for."""
+
+    name: str
+    signature: Signature | None = None  # None: its configuration could not be read, the load will say why
+    residence: Residence = field(default_factory=Residence)
+    standing: Standing = field(default_factory=Standing)
+    room: Room | None = None  # while requests wait
+    ended: trio.Event | None = None  # set when the load under way ends; exists while somebody waits for it
+    asked_ns: int = 0  # when it was last asked for and had to wait
+    misses: int = 0  # requests that had to wait
+    loads: int = 0
+    load_failures: int = 0
+    put_away: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """What the progress verb says of it."""
+        return {
+            "state": self.standing.state.value,
+            **({"reason": self.standing.why} if self.standing.why else {}),
+            "waiting": 0 if self.room is None else len(self.room),
+            "misses": self.misses,
+            "loads": self.loads,
+            "load_failures": self.load_failures,
+            "put_away": self.put_away,
+        }
+
+
+Listing = dict[str, tuple[Signature | None, Residence]]
+
+
+def read_folder(folder: Path, config_name: str, marked: bool) -> tuple[Signature | None, Residence] | None:
+    """What is kept of the model in a folder; None for one that is not loaded on demand. With `marked` it must say so."""
+    try:
+        config = model_config.read(folder, config_name).config
+        if marked and not demand_config.on_demand(config):
+            return None
+        signature = Signature(
+            tuple(scan.wanted(config, scan.versions(folder))),
+            config.model_transaction_policy.decoupled,
+            config.max_batch_size,
+            tuple(
+                (i.name, i.data_type, tuple(i.dims), i.optional, i.allow_ragged_batch) for i in config.input
+            ),
+        )
+        return signature, demand_config.residence(config)
+    except (TritonError, OSError):  # the load says what is wrong
+        return None if marked else (None, Residence())
+
+
+class Demand:
+    """The models that are loaded on demand. Trio thread only, but for read()."""
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, loop: LoopServices, begin: Callable[..., Operation]
+    ) -> None:
+        """`begin` begins a load (Loading.begin)."""
+        self._settings = settings
+        self._catalog = catalog
+        self._loop = loop
+        self._begin = begin
+        self._submit: Callable[[InferRequest], None] = _nobody
+        self._counters = ModelCounters()
+        self.known: dict[str, Known] = {}
+
+    def serve(self, admission: Admission) -> None:
+        """From now on requests come here that find no model."""
+        self._submit = admission.submit
+        admission.wait_with(self)
+
+    # ------------------------------------------------------------ the repositories
+
+    @property
+    def marked(self) -> bool:
+        """Whether only models are loaded on demand whose configuration says so."""
+        return self._settings.model_control_mode == "explicit"
+
+    async def look(self) -> None:
+        """Lists the repositories and reads the configurations of models that are not known yet; forgets those that are gone.
+        Raises InvalidArgument for a repository that cannot be listed."""
+        names = await self._catalog.places.listed()
+        for name in [one for one in self.known if one not in names]:
+            if self.known[name].standing.state not in (State.LOADING, State.READY):
+                del self.known[name]
+                self._catalog.readiness.notify(name)
+        missing = [name for name in names if name not in self.known]
+        if missing:
+            for name, (signature, residence) in (
+                await threads.run_surely(self.read, missing, abandon_on_cancel=True)
+            ).items():
+                self.add(name, signature, residence)
+
+    def read(self, names: list[str]) -> Listing:
+        """What is kept of each of these models. On another thread."""
+        found: Listing = {}
+        for name in names:
+            try:
+                folders = self._catalog.places.folders(name)
+            except InvalidArgument:
+                continue
+            one = read_folder(folders[0], self._settings.model_config_name, self.marked) if folders else None
+            if one is not None:
+                found[name] = one
+        return found
+
+    def add(self, name: str, signature: Signature | None, residence: Residence) -> Known:
+        """There is such a model from now on."""
+        known = self.known[name] = Known(name, signature, residence)
+        record = self._catalog.records.get(name)
+        if record is not None and record.operations:
+            known.standing.apply(Event.BEGIN, 0)
+        if name in self._catalog.latest:
+            known.standing.apply(Event.LOADED, 0)
+        return known
+
+    def renew(self, name: str, config: Any, listed: bool) -> None:
+        """A load has read the model's configuration; `listed`: a repository has its folder."""
+        known = self.known.get(name)
+        if known is None:
+            if not listed or (self.marked and not _is_marked(config)):
+                return
+            known = self.add(name, None, Residence())
+        try:
+            known.residence = demand_config.residence(config)
+        except TritonError:  # the load is refused for it
+            known.residence = Residence()
+
+    # ------------------------------------------------------------ requests
+
+    def absent(self, name: str, version: str, one_response: str | None) -> StandIn | None:
+        """What stands in for a model that does not serve; None for one that is not loaded on demand. Raises Unavailable where
+        its last load has just failed."""
+        known = self.known.get(name)
+        if known is None:
+            return None
+        self._check(known)
+        room = known.room
+        if room is None:
+            longest = int(self._settings.load_wait_secs * 1e9)
+            room = known.room = Room(name, self._loop.timers, self._counters, longest)
+            room.why_not = lambda: self._doing(name)
+        stand_in = StandIn(name, version, one_response, room, lambda: self._parked(known))
+        signature = known.signature
+        if signature is not None:
+            stand_in.decoupled = signature.decoupled
+            stand_in.max_batch_size = signature.max_batch_size
+            stand_in.set_inputs([InputSpec(*one) for one in signature.inputs])
+        return stand_in
+
+    def _check(self, known: Known) -> None:
+        """Raises Unavailable for a model whose back-off has not passed."""
+        now = monotonic_ns()
+        if known.standing.act(now) is Act.REFUSE:
+            seconds = (known.standing.retry_ns - now) / 1e9
+            raise later(
+                f"model '{shown(known.name)}' is loaded on demand and could not be loaded: {known.standing.why}; it is "
+                f"tried again in {seconds:.1f} s",
+                seconds,
+            )
+
+    def _doing(self, name: str) -> str:
+        record = self._catalog.records.get(name)
+        return record.operations[0].phase if record is not None and record.operations else ""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for models."""
+        return sum(len(known.room) for known in self.known.values() if known.room is not None)
+
+    def _parked(self, known: Known) -> None:
+        """A request waits for the model from now on."""
+        known.misses += 1
+        known.asked_ns = monotonic_ns()
+        self._ask(known)
+
+    def _ask(self, known: Known) -> None:
+        """Begins a load if none is under way. Must not raise."""
+        if known.standing.act(monotonic_ns()) is not Act.LOAD:
+            return
+        try:
+            self._begin(known.name, LoadParameters(), explicit=False)
+        except TritonError as error:  # the server exits
+            self._refuse(known, lambda text=text_of(error): Unavailable(text))  # type: ignore[misc]
+
+    def present(self, name: str, version: str) -> Callable[[], Awaitable[None]] | None:
+        """What to call and await until a model serves; None for one that is not loaded on demand."""
+        known = self.away(name)
+        return None if known is None else functools.partial(self._present, known)
+
+    async def _present(self, known: Known) -> None:
+        """Loads the model unless it serves. Raises Unavailable when that fails or takes longer than --load-wait-secs."""
+        known.misses += 1
+        with trio.move_on_after(self._settings.load_wait_secs) as scope:
+            while known.name not in self._catalog.latest:
+                self._check(known)
+                known.asked_ns = monotonic_ns()
+                if known.ended is None:
+                    known.ended = trio.Event()
+                ended = known.ended
+                self._ask(known)
+                if known.standing.state is not State.LOADING:  # it could not even begin
+                    raise Unavailable("Server exiting")
+                await ended.wait()
+        if scope.cancelled_caught:
+            why = self._doing(known.name)
+            raise later(
+                f"model '{shown(known.name)}' is loaded on demand and was not loaded within --load-wait-secs, "
+                f"{self._settings.load_wait_secs:g} s{f': {why}' if why else ''}",
+                5,
+            )
+
+    # ------------------------------------------------------------ what becomes of loads
+
+    def begun(self, name: str) -> None:
+        """A load of a model begins or waits for its turn."""
+        known = self.known.get(name)
+        if known is not None:
+            known.standing.apply(Event.BEGIN, 0)
+
+    def loaded(self, name: str) -> None:
+        """A load is done: the model serves. Called before anything else can happen (rule 4)."""
+        known = self.known.get(name)
+        if known is None:
+            return
+        known.standing.apply(Event.LOADED, 0)
+        known.loads += 1
+        room, known.room = known.room, None
+        if room is not None and room.release(self._submit):
+            self._loop.loop_pass.soon()
+        self._tell(known)
+
+    def failed(self, name: str, error: TritonError, outdated: bool, exiting: bool) -> None:
+        """The last load under way has ended without a model. `outdated`: a newer operation has ended it, so those who wait
+        begin another one."""
+        known = self.known.get(name)
+        if known is None:
+            return
+        why = str(error).rstrip("\n")
+        known.standing.apply(
+            Event.OUTDATE if outdated else Event.FAIL, monotonic_ns(), "" if outdated else why
+        )
+        if not outdated:
+            known.load_failures += 1
+        if name in self._catalog.latest:  # a reload has failed
+            return
+        if exiting:
+            self._refuse(known, lambda: Unavailable(why))
+        elif outdated:
+            if known.room is not None and len(known.room):
+                self._ask(known)
+        else:
+            text = f"model '{shown(name)}' is loaded on demand and could not be loaded: {why}"
+            seconds = max(0.0, (known.standing.retry_ns - monotonic_ns()) / 1e9)
+            self._refuse(known, lambda: later(text, seconds))
+        self._tell(known)
+
+    def withdrawn(self, name: str, why: str) -> None:
+        """The model was taken out of service."""
+        known = self.known.get(name)
+        if known is not None:
+            known.standing.apply(Event.WITHDRAW, 0, why)
+
+    def _refuse(self, known: Known, error: Callable[[], TritonError]) -> None:
+        room, known.room = known.room, None
+        if room is not None and room.fail(error):
+            self._loop.loop_pass.soon()
+
+    def _tell(self, known: Known) -> None:
+        ended, known.ended = known.ended, None
+        if ended is not None:
+            ended.set()
+
+    # ------------------------------------------------------------ what is seen
+
+    def away(self, name: str) -> Known | None:
+        """The model of that name if it is loaded on demand and does not serve."""
+        known = self.known.get(name)
+        return None if known is None or name in self._catalog.latest else known
+
+    def rows(self, name: str) -> list[dict[str, Any]] | None:
+        """The rows of the repository index of a model that waits to be asked for, or whose load has shown no version yet.
+        None where its record has rows that say more."""
+        known = self.away(name)
+        if known is None:
+            return None
+        state = known.standing.state
+        record = self._catalog.records.get(name)
+        if state is State.FAILED or (state is State.LOADING and record is not None and record.rows):
+            return None
+        shown_as = {
+            "state": "LOADING" if state is State.LOADING else "UNAVAILABLE",
+            "reason": known.standing.reason,
+        }
+        versions = () if known.signature is None else known.signature.versions
+        return [{"name": name, "version": str(version), **shown_as} for version in versions] or [
+            {"name": name, **shown_as}
+        ]
+
+    def will_serve(self, name: str, version: int) -> bool | None:
+        """Whether a model that does not serve would after a load, of version 0 any; None: it is not loaded on demand."""
+        known = self.away(name)
+        if known is None:
+            return None
+        signature = known.signature
+        return known.standing.ready and (not version or signature is None or version in signature.versions)
+
+    def each(self) -> Iterator[Known]:
+        """All of them, in the order of their names."""
+        for name in sorted(self.known):
+            known = self.known.get(name)
+            if known is not None:
+                yield known
+
+
+def _is_marked(config: Any) -> bool:
+    try:
+        return demand_config.on_demand(config)
+    except TritonError:
+        return False
+
+
+def _nobody(*arguments: Any, **options: Any) -> Any:
+    raise Unavailable("Server exiting")

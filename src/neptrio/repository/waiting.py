@@ -1,0 +1,191 @@
+"""Requests that wait for a model that is loaded on demand.
+
+The problem: a request may have to wait for its model for seconds, whichever way it came, and then be an ordinary request to
+it; and it must not wait longer than its client does. The choice: requests wait as they are, decoded and accepted by a
+stand-in for the model (execution.admission.Absent), with a room of waiting requests for a scheduler. When the model serves
+they are taken out and submitted, as if they had come now.
+
+Rules:
+ 1. A request that was parked is answered exactly once: by its model, or by the room with an error.
+ 2. It waits at most as long as its own timeout says, and at most --load-wait-secs; it leaves when it is cancelled.
+ 3. Requests are submitted in the order in which they came, before any request that comes later is.
+ 4. One request is taken out at a time and handed over: whoever is answered may come back at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from neptrio.errors import Cancelled, Internal, Overloaded, Reason, TritonError, Unavailable
+from neptrio.execution.admission import Absent
+from neptrio.execution.batch import accept, complete, refuse
+from neptrio.foreign import summary
+from neptrio.loop.timers import Timer, Timers
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    RequestState,
+    Timestamp,
+    monotonic_ns,
+)
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+
+MOST_WAITING = 16384  # requests for one model
+TIMED_OUT = "Request timeout expired"  # as the queue of a model says it
+
+
+class StandIn(Absent):
+    """A model that is not loaded, as a request sees it."""
+
+    pool: Any = None  # it has no instances
+
+    def __init__(
+        self, name: str, version: str, one_response: str | None, room: Room, parked: Callable[[], None]
+    ) -> None:
+        super().__init__(name, version, one_response)
+        self.scheduler = room
+        self.counters = room.counters
+        self._parked = parked
+
+    def park(self, request: InferRequest) -> None:
+        room: Room = self.scheduler
+        room.park(request, self)
+        self._parked()
+
+
+class Room(Scheduler):
+    """The requests that wait for one model. Trio thread only."""
+
+    def __init__(self, name: str, timers: Timers, counters: ModelCounters, longest_ns: int) -> None:
+        """`counters` are of all rooms: what they count is shown nowhere, since no model has had these requests."""
+        self.name = name
+        self.counters = counters
+        self._timers = timers
+        self._longest_ns = longest_ns
+        self._waiting: OrderedDict[InferRequest, tuple[int, Timer]] = OrderedDict()
+        self.why_not: Callable[[], str] = lambda: ""  # what the load waits for, for those that wait too long
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def oldest_ns(self) -> int:
+        """Since when the first of them waits, 0 without any."""
+        return next(iter(self._waiting.values()))[0] if self._waiting else 0
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of those that wait: 1 is the highest, 0 where none has one."""
+        return min((request.priority for request in self._waiting if request.priority), default=0)
+
+    def park(self, request: InferRequest, stand_in: StandIn) -> None:
+        """Lets a request wait. Raises Overloaded when too many do."""
+        if len(self._waiting) >= MOST_WAITING:
+            raise Overloaded(f"{MOST_WAITING} requests wait for model '{self.name}' to be loaded")
+        now = monotonic_ns()
+        request.model, request.scheduler = stand_in, self
+        accept(request)
+        request.state = RequestState.QUEUED
+        own = request.timeout_us * 1000
+        limit = min(own or self._longest_ns, self._longest_ns)
+        timer = self._timers.at(now + limit, lambda: self._expire(request, own == limit))
+        self._waiting[request] = now, timer
+
+    def _expire(self, request: InferRequest, own: bool) -> None:
+        waited = self._take(request)
+        if waited is None:
+            return
+        if own:
+            error = Unavailable(TIMED_OUT, reason=Reason.REJECTED)
+        else:
+            why = self.why_not()
+            error = Later(
+                f"model '{self.name}' is loaded on demand and was not loaded within --load-wait-secs, "
+                f"{self._longest_ns / 1e9:g} s{f': {why}' if why else ''}",
+                reason=Reason.REJECTED,
+            )
+        self._answer(request, error)
+
+    def _take(self, request: InferRequest) -> int | None:
+        """Takes a request out; since when it has waited, None if it is not here."""
+        found = self._waiting.pop(request, None)
+        if found is None:
+            return None
+        found[1].cancel()
+        return found[0]
+
+    def _answer(self, request: InferRequest, error: TritonError) -> None:
+        complete(request, InferResponse(None, error), True)
+
+    def release(self, submit: Callable[[InferRequest], None]) -> int:
+        """The model serves: submits all requests. Returns how many."""
+        count = 0
+        while self._waiting:
+            request = next(iter(self._waiting))
+            since = self._take(request)
+            assert since is not None
+            self._submit(request, since, submit)
+            count += 1
+        return count
+
+    def _submit(self, request: InferRequest, since: int, submit: Callable[[InferRequest], None]) -> None:
+        stand_in = request.model
+        refuse(request)  # it leaves the stand-in's counts
+        request.state, request.scheduler = RequestState.TAKEN, None
+        if request.timeout_us:
+            waited_us = (monotonic_ns() - since) // 1000
+            request.timeout_us = max(1, request.timeout_us - waited_us)
+        error: TritonError | None = None
+        try:
+            submit(request)
+        except TritonError as refused:
+            error = refused.with_traceback(None)
+        except Exception as broken:
+            error = Internal(f"internal error: {summary(broken)}")
+        if error is not None:
+            request.model, request.trace = stand_in, None  # a trace that has begun knows that it was refused
+            accept(request)
+            self._answer(request, error)
+        elif request.state != RequestState.DONE and request.scheduler is not self:
+            request.stamp(Timestamp.REQUEST_START, since)  # the time in which it waited is its own
+
+    def fail(self, error: Callable[[], TritonError]) -> int:
+        """The model cannot be loaded: answers all requests, each with an error of its own. Returns how many."""
+        count = 0
+        while self._waiting:
+            request = next(iter(self._waiting))
+            self._take(request)
+            self._answer(request, error())
+            count += 1
+        return count
+
+    # ------------------------------------------------------------ as a scheduler
+
+    def enqueue(self, request: InferRequest) -> None:
+        raise Unavailable(f"model '{self.name}' is not loaded")  # park() is how requests come here
+
+    def cancel(self, request: InferRequest) -> None:
+        if self._take(request) is not None:
+            self._answer(request, Cancelled())
+
+    def dispatch(self, now_ns: int) -> None:
+        pass
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(queued=len(self._waiting), executing=0)
+
+
+class Later(Unavailable):
+    """The model cannot be loaded now; the answer says when to try again."""
+
+    headers = ((b"retry-after", b"5"),)
+
+
+def later(message: str, seconds: float) -> Later:
+    """The error of a request that may be sent again in so many seconds."""
+    error = Later(message, reason=Reason.REJECTED)
+    error.headers = ((b"retry-after", b"%d" % max(1, round(seconds + 0.5))),)
+    return error
