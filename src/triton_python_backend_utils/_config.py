@@ -160,6 +160,15 @@ class ModelConfig:
             )
         self._config["model_transaction_policy"] = {"decoupled": wanted}
 
+    def set_parameter(self, key: str, value: str) -> None:
+        """Gives a parameter a value where the configuration has none of that name; one that stands there stays."""
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ValueError(
+                f"a parameter in auto-complete-config function for model '{self._config.get('name', '')}' must be two "
+                f"texts, got {key!r} and {value!r}"
+            )
+        self._config.setdefault("parameters", {}).setdefault(key, {"string_value": value})
+
     def add_input(self, input: dict[str, Any]) -> None:
         """Adds an input, or checks it against the one of that name. Raises ValueError."""
         self._add("input", input, _INPUT_KEYS)

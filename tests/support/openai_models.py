@@ -1,5 +1,5 @@
 """Models for tests of OpenAI's API: `echo` (streams the prompt's letters), `bytes` (its bytes), `endless`,
-`whole`, `embed`, and `plain` without a mapping."""
+`whole`, `embed`, `talks` (takes conversations itself), and `plain` without a mapping."""
 
 from __future__ import annotations
 
@@ -99,6 +99,27 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("T", piece)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+TALKS = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        made = []
+        for request in requests:
+            prompt = pb_utils.get_input_tensor_by_name(request, "P")
+            messages = pb_utils.get_input_tensor_by_name(request, "C")
+            if messages is None:
+                text = "prompt " + prompt.as_numpy().item().decode()
+            else:
+                assert prompt is None
+                text = " ".join(f"{m['role']}={m['content']}" for m in json.loads(messages.as_numpy().item()))
+            made.append(pb_utils.InferenceResponse([pb_utils.Tensor("T", np.array([[text.encode()]], object))]))
+        return made
+"""
 PROMPT = 'input [ { name: "P" data_type: TYPE_STRING dims: [ 1 ] } %s ]'
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
@@ -137,6 +158,11 @@ def write_models(folder: Path) -> None:
     write_model(folder, "bytes", endless, {"1/model.py": BYTES})
     whole = f'backend: "python" max_batch_size: 4 {PROMPT % ""} {text}'
     write_model(folder, "whole", whole, {"1/model.py": WHOLE})
+    either = ", ".join(
+        f'{{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] optional: true }}' for name in "PC"
+    )
+    talks = f'backend: "python" max_batch_size: 4 input [ {either} ] {text}' + role("messages", "C")
+    write_model(folder, "talks", talks, {"1/model.py": TALKS})
     embed = f'backend: "python" max_batch_size: 4 dynamic_batching {{ }} {PROMPT % ""} '
     embed += 'output [ { name: "E" data_type: TYPE_FP32 dims: [ 3 ] }, { name: "R" data_type: TYPE_INT32 dims: [ 1 ] } ]'
     embed += role("input", "P") + role("embedding", "E") + role("prompt_tokens", "R")

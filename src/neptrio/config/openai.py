@@ -1,7 +1,8 @@
 """How a model answers OpenAI's API: which of its tensors are the prompt, the text and so on (docs/openai.md).
 
 The parameters `openai.ROLE` of a configuration name tensors, and `openai.chat_template` a file in the model's folder. A
-model with `openai.prompt` completes text, one with `openai.input` embeds it.
+model with `openai.prompt` completes text, one with `openai.input` embeds it. One with `openai.messages` makes a prompt of a
+conversation itself, as models do that come with their tokenizer: it is given the messages as JSON, in place of the prompt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ REAL = ("TYPE_FP32", "TYPE_FP64")
 # role -> the datatypes that its tensor may have
 INPUTS = {
     "prompt": TEXT,
+    "messages": TEXT,
     "input": TEXT,
     "max_tokens": WHOLE,
     "seed": WHOLE,
@@ -37,7 +39,14 @@ OUTPUTS = {
     "prompt_tokens": WHOLE,
     "completion_tokens": WHOLE,
 }
-NEEDS = {"prompt": "text", "text": "prompt", "input": "embedding", "embedding": "input", TEMPLATE: "prompt"}
+NEEDS = {
+    "prompt": "text",
+    "text": "prompt",
+    "messages": "prompt",
+    TEMPLATE: "prompt",
+    "input": "embedding",
+    "embedding": "input",
+}
 LARGEST_TEMPLATE = 1 << 20  # bytes
 RENDER_SECONDS = (
     5.0  # for a conversation, which takes microseconds: a template may loop over messages within messages
@@ -63,6 +72,11 @@ class OpenAiMapping:
     def completes(self) -> bool:
         """Whether the model completes text."""
         return "prompt" in self.inputs
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model completes conversations."""
+        return self.render is not None or "messages" in self.inputs
 
     @property
     def embeds(self) -> bool:
@@ -98,12 +112,20 @@ def mapping(config: Any, folder: Path) -> OpenAiMapping | None:
         raise InvalidArgument(f"parameters '{PREFIX}...' need '{PREFIX}prompt' or '{PREFIX}input'")
     if "prompt" in given and "input" in given:
         raise InvalidArgument(f"a model has '{PREFIX}prompt' or '{PREFIX}input', not both")
+    if "messages" in given and TEMPLATE in given:
+        raise InvalidArgument(f"a model has '{PREFIX}messages' or '{PREFIX}{TEMPLATE}', not both")
     inputs = _tensors(given, INPUTS, config.input, "input")
     outputs = _tensors(given, OUTPUTS, config.output, "output")
     for tensor in config.input:
-        if tensor.name not in inputs.values() and not tensor.optional:
+        if tensor.optional:
+            continue
+        if tensor.name not in inputs.values():
             raise InvalidArgument(
                 f"input '{tensor.name}' is neither optional nor named by a parameter '{PREFIX}...'"
+            )
+        if "messages" in inputs and tensor.name in (inputs["prompt"], inputs["messages"]):
+            raise InvalidArgument(
+                f"input '{tensor.name}' must be optional: a request has '{PREFIX}prompt' or '{PREFIX}messages'"
             )
     render = _template(folder, given[TEMPLATE]) if TEMPLATE in given else None
     return OpenAiMapping(inputs, outputs, render)

@@ -52,6 +52,8 @@ class TritonPythonModel:
         c.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
         c.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
         c.set_dynamic_batching()
+        c.set_parameter("own", "told")
+        c.set_parameter("added", "told")
         return c
 
     def initialize(self, args):
@@ -139,12 +141,17 @@ def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path, isolation: st
 
 
 def test_auto_complete_config(tmp_path: Path) -> None:
-    python_model(tmp_path, "completing", COMPLETING, 'backend: "python"')
+    own = 'parameters { key: "own" value { string_value: "stated" } }'
+    python_model(tmp_path, "completing", COMPLETING, f'backend: "python" {own}')
     with ServerProcess(tmp_path) as server:
         assert infer(server, "completing", np.zeros((1, 3), np.float32)) == [[1, 1, 1]]
         with httpclient.InferenceServerClient(server.http) as client:
             found = client.get_model_config("completing")
             assert found["max_batch_size"] == 4
+            assert {key: value["string_value"] for key, value in found["parameters"].items()} == {
+                "own": "stated",
+                "added": "told",
+            }
             assert found["dynamic_batching"]["preferred_batch_size"] == [4]
             assert client.get_model_metadata("completing")["inputs"] == [
                 {"name": "IN", "datatype": "FP32", "shape": ["-1", "-1"]}

@@ -66,7 +66,7 @@ def live(server: ServerProcess, model: str) -> int:
 def test_models(http: Http1 | Http2) -> None:
     found = answer(http.request("GET", "/v1/models"))
     assert found["object"] == "list"
-    assert [row["id"] for row in found["data"]] == ["bytes", "echo", "embed", "endless", "whole"]
+    assert [row["id"] for row in found["data"]] == ["bytes", "echo", "embed", "endless", "talks", "whole"]
     one = answer(http.request("GET", "/v1/models/echo"))
     assert one == found["data"][1] and one["object"] == "model" and one["created"] > 0
     for name in ("plain", "nothing"):
@@ -98,6 +98,11 @@ def test_chat(http: Http1 | Http2) -> None:
     assert made["object"] == "chat.completion"
     cut = ask(http, "chat/completions", model="echo", messages=messages, max_completion_tokens=3)
     assert answer(cut)["choices"][0]["message"]["content"] == "sys"
+    # a model that makes the prompt itself
+    made = answer(ask(http, "chat/completions", model="talks", messages=messages, n=2))
+    assert [choice["message"]["content"] for choice in made["choices"]] == ["system=x user=yä"] * 2
+    made = answer(ask(http, "completions", model="talks", prompt="z"))
+    assert made["choices"][0]["text"] == "prompt z"
 
 
 def test_streams(http: Http1 | Http2) -> None:
@@ -358,6 +363,15 @@ def test_a_token_for_some_models(repository: Path, tmp_path: Path) -> None:
         ({"prompt": "P", "text": "T", "chat_template": "../x"}, "must name a file in the model's folder"),
         ({"prompt": "P", "text": "T", "chat_template": "none"}, "chat template 'none' cannot be read"),
         ({"prompt": "P", "text": "T", "chat_template": "bad"}, "chat template 'bad' is no template"),
+        ({"messages": "P"}, "parameter 'openai.messages' needs 'openai.prompt' beside it"),
+        (
+            {"prompt": "P", "text": "T", "messages": "P", "chat_template": "bad"},
+            "'openai.chat_template', not both",
+        ),
+        (
+            {"prompt": "P", "text": "T", "messages": "P"},
+            "input 'P' must be optional: a request has 'openai.prompt' or",
+        ),
         ({"max_tokens": "P"}, "need 'openai.prompt' or 'openai.input'"),
     ],
 )

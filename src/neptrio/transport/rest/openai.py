@@ -102,22 +102,23 @@ class HttpOpenAi:
                 f"model '{document['model']}' does not complete text", "model", "invalid_value"
             )
         asked = codec.completion(document, chat, set(mapping.inputs), mapping.counts)
+        given, prompts = "prompt", asked.prompts
         if chat:
-            if mapping.render is None:
+            if not mapping.chats:
                 raise codec.RefusedMember(
                     f"model '{asked.model}' has no chat template: it takes /v1/completions",
                     "model",
                     "invalid_value",
                 )
-            render, messages = mapping.render, asked.messages
-            asked.prompts = [await self._render(render, messages)]
-        prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
+            if mapping.render is not None:
+                prompts = [await self._render(mapping.render, asked.messages)]
+            else:
+                given, prompts = "messages", [dump_json(asked.messages).decode()]
+        prompts = [prompt for prompt in prompts for _ in range(asked.n)]
         try:
             self._count(len(prompts))
             for index, prompt in enumerate(prompts):
-                self._submit(
-                    asked.model, mapping, {**self._values(asked, index), "prompt": prompt}, asked.stop
-                )
+                self._submit(asked.model, mapping, {**self._values(asked, index), given: prompt}, asked.stop)
             self._services.loop.loop_pass.end()
             answer: Answer | None = await unless_gone(
                 receive, self._stream if asked.stream else self._whole, asked, mapping, chat, send
