@@ -249,8 +249,10 @@ cdef class ModelCounters:
                 self.first_response.record((now - r.timestamps[<int>REQUEST_START]) // 1000000)
         r.previous_response_ns = now
         produced = response.produced_ns
-        if not start <= produced <= now:
+        if not 0 < produced <= now:
             produced = now
+        elif produced < start:  # handed over while the one before was still delivered
+            produced = start
         while len(self.responses) <= index:
             self.responses.append(ResponseCounters.__new__(ResponseCounters))
         c = self.responses[index]

@@ -285,13 +285,15 @@ cdef class ModelSide(GivenReader):
         packer.text(text)
         self.send(RESULT, number, packer, None)
 
-    def respond(self, uint64_t id, response, names, bint final, uint64_t size):
-        """Sends a response of a sender. Raises what a tensor that cannot be sent raises."""
+    def respond(self, uint64_t id, response, names, bint final, uint64_t size, uint64_t handed_over=0):
+        """Sends a response of a sender, which the model handed over at that time (0: it does not matter). Raises what a tensor
+        that cannot be sent raises."""
         cdef Packer packer = self.checkout()
         cdef list refers = []
         cdef bint large
         packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
         packer.u64(size)
+        packer.u64(handed_over)
         if response is not None:
             self.pack.response(packer, response, names, False, refers, None, None)
         large = packer.total() > OFFER_ABOVE

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,13 @@ class Channel:
 
     def __init__(
         self,
-        post: Callable[[InferenceResponse | None, bool, int], None],
+        post: Callable[[InferenceResponse | None, bool, int, int], None],
         cancelled: Callable[[], bool],
         unread: Callable[[], bool],
         finish: Callable[[], None],
         single: bool,
     ) -> None:
-        self._post = post  # post(response, final, size) hands it on; acknowledge(size) answers
+        self._post = post  # post(response, final, size, handed over) hands it on; acknowledge(size) answers
         self._cancelled = cancelled
         self._unread = unread  # cancelled, and its responses are not read
         self._finish = finish  # called when the channel is dropped while open
@@ -114,31 +115,33 @@ class Channel:
         raise TritonModelException("Unable to send response. The request was cancelled: nobody will read it.")
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
+        handed_over = time.monotonic_ns()  # from here on it is the response's output, not its computation
         final, size, data = self._begin(response, flags)
         with self._room:
             while data and self._blocked(size) and not self.closed and not self._unread():
                 self._room.wait()
             if data and self._unread():
                 self._refuse_cancelled()
-            self._hand_on(response, final, size)
+            self._hand_on(response, final, size, handed_over)
 
     async def async_send(self, response: InferenceResponse | None, flags: int) -> None:
         import asyncio
 
+        handed_over = time.monotonic_ns()
         final, size, data = self._begin(response, flags)
         while True:
             with self._lock:
                 if data and self._unread():
                     self._refuse_cancelled()
                 if not data or self.closed or not self._blocked(size):
-                    self._hand_on(response, final, size)
+                    self._hand_on(response, final, size, handed_over)
                     return
                 loop = asyncio.get_running_loop()
                 room = loop.create_future()
                 self._waiters.append((loop, room))
             await room
 
-    def _hand_on(self, response: InferenceResponse | None, final: bool, size: int) -> None:
+    def _hand_on(self, response: InferenceResponse | None, final: bool, size: int, handed_over: int) -> None:
         if self.closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         if self._single:
@@ -153,9 +156,11 @@ class Channel:
             self.closed = final
             if response is not None:
                 self._outstanding += size
-                self._post(response, True, size)
+                self._post(response, True, size, handed_over)
             return
-        self._post(response, final, size)  # raises for one that cannot be sent: the model may send another
+        self._post(
+            response, final, size, handed_over
+        )  # raises for one that cannot be sent: the model may send another
         self.closed = final
         self._outstanding += size
         if final:  # which need not be acknowledged

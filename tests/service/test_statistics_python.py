@@ -91,6 +91,18 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(16 << 20, np.float32))]) for _ in requests]
 """
+LARGE_RESPONSES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.prepared = np.ones(8 << 20, np.float32)
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.prepared)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 CUSTOM = """
 class TritonPythonModel:
     def initialize(self, args):
@@ -125,6 +137,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     isolated(repository, "apart_small", "import numpy as np\n" + MEMORY.replace("64 << 20", "1"))
     isolated(repository, "large", "import numpy as np\n" + LARGE)
     isolated(repository, "sent", "import numpy as np\n" + DECOUPLED, decoupled)
+    isolated(repository, "large_responses", "import numpy as np\n" + LARGE_RESPONSES, decoupled)
     python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
     with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:
         yield process
@@ -195,6 +208,23 @@ def test_decoupled_responses(server: ServerProcess) -> None:
         + value(text, "nv_inference_request_failure", reason="BACKEND", **labels)
         == 1
     )
+
+
+def test_copying_a_response_out_of_a_process_is_output(server: ServerProcess) -> None:
+    """Of responses that were ready and have 32 MiB, nearly all the time is that of the copy."""
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        results: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: results.put((result, error)))
+        tensor = grpcclient.InferInput("IN", [2], "FP32").set_data_from_numpy(np.zeros(2, np.float32))
+        client.async_stream_infer("large_responses", [tensor], enable_empty_final_response=True)
+        got = [results.get(timeout=60) for _ in range(4)]
+        client.stop_stream()
+    assert [error for _, error in got] == [None] * 4
+    responses = stats(server, "large_responses")["response_stats"]
+    infer, output = (
+        sum(responses[str(i)][part]["ns"] for i in range(3)) for part in ("compute_infer", "compute_output")
+    )
+    assert output > infer
 
 
 def check_decoupled(got: dict[str, Any]) -> None:

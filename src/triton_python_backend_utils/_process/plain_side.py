@@ -387,11 +387,15 @@ class PlainSide:
         packer.text(text)
         self._send(RESULT, number, packer)
 
-    def respond(self, id: int, response: Any, names: Any, final: bool, size: int) -> None:
-        """Sends a response of a sender. Raises what a tensor that cannot be sent raises."""
+    def respond(
+        self, id: int, response: Any, names: Any, final: bool, size: int, handed_over: int = 0
+    ) -> None:
+        """Sends a response of a sender, which the model handed over at that time (0: it does not matter). Raises what
+        a tensor that cannot be sent raises."""
         packer = Packer()
         packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
         packer.u64(size)
+        packer.u64(handed_over)
         if response is not None:
             self._pack_response(packer, response, names)
         self._send(SEND, id, packer)

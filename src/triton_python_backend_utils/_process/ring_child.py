@@ -88,8 +88,8 @@ class Back:
         known_here = child.open_ids
         known_here.add(id)
 
-        def post(response: InferenceResponse | None, final: bool, size: int) -> None:
-            child.end.respond(id, response, names, final, size)
+        def post(response: InferenceResponse | None, final: bool, size: int, handed_over: int) -> None:
+            child.end.respond(id, response, names, final, size, handed_over)
             if final:
                 known.discard(id)
                 read.discard(id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class Server:
         )  # a sender has asked whether its response will be read, just before it waits
         self.channel = Channel(self.post, lambda: self.cancelled, self.unread, lambda: None, single)
 
-    def post(self, response: Any, final: bool, size: int) -> None:
+    def post(self, response: Any, final: bool, size: int, handed_over: int) -> None:
+        assert 0 < handed_over <= time.monotonic_ns()
         if self.refused:
             raise ValueError("cannot be packed")
         self.posted.append((size, final))

@@ -24,7 +24,7 @@ from neptrio.execution.batch import Batch, complete
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
-from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestState
 from triton_python_backend_utils._execute import (
     OPEN_ANSWER,
     RESCHEDULED_ANSWER,
@@ -63,7 +63,6 @@ class Post(WorkItem):
         self._response = response
         self._final = final
         self._done = done
-        response.produced_ns = monotonic_ns()
 
     def deliver(self) -> None:
         request = self._request
@@ -141,13 +140,13 @@ class Back:
         def cancelled() -> bool:
             return bool(request.cancelled)
 
-        def post(response: utils.InferenceResponse | None, final: bool, size: int) -> None:
+        def post(response: utils.InferenceResponse | None, final: bool, size: int, handed_over: int) -> None:
             if response is None:
                 made = InferResponse()
                 made.null = True
             else:
                 made = convert.response(request, response, False)
-            made.produced_ns = monotonic_ns()
+            made.produced_ns = handed_over
             completions.post(Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
 
         def finish() -> None:
