@@ -105,7 +105,19 @@ def on_demand(server: ServerProcess, model: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("on-demand")
-    for name in ("http", "grpc", "stream", "step", "called", "left", "timed", "seen", "known", "again"):
+    for name in (
+        "http",
+        "grpc",
+        "stream",
+        "step",
+        "called",
+        "left",
+        "timed",
+        "seen",
+        "known",
+        "again",
+        "measured",
+    ):
         slow_model(repository, name)
     write_model(repository, "calls", PYTHON.format("INPUT0", "OUTPUT0", "TYPE_INT32"), {"1/model.py": BLS})
     write_model(
@@ -243,8 +255,31 @@ def test_an_unload_by_hand_loses_nobody(places: Path, server: ServerProcess, htt
         until(lambda: loads(folder) == 3)
         held.open()
         assert answer.result(60) == [0, 1, 2]
-    statistics = document(server, "/v2/models/again/stats?since_start=true")[1]["model_stats"][0]
+    assert http.get_inference_statistics("again")["model_stats"][0]["inference_count"] == 2
+    http.unload_model("again")
+    statistics = document(server, "/v2/models/again/stats?since_start=true&live=true")[1]["model_stats"][0]
+    assert statistics["inference_count"] == 2 and statistics["memory_usage"] == []
     assert statistics["since_start"]["inference_stats"]["success"]["count"] == 2
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        rows = client.get_inference_statistics().model_stats
+        assert [row.inference_count for row in rows if row.name == "again"] == [2]
+        assert [row.inference_count for row in client.get_inference_statistics("known").model_stats] == [0]
+
+
+def test_metrics(server: ServerProcess, http: Any) -> None:
+    assert http_infer(http, "measured") == [0, 1, 2]
+    assert http_infer(http, "measured") == [0, 1, 2]
+    http.unload_model("measured")
+    with Http1(server.metrics) as client:
+        text = client.request("GET", "/metrics").body.decode()
+    assert 'neptrio_demand_misses_total{model="measured"} 1\n' in text
+    assert 'neptrio_demand_loads_total{model="measured",outcome="loaded"} 1\n' in text
+    assert 'neptrio_demand_loads_total{model="measured",outcome="failed"} 0\n' in text
+    assert 'neptrio_demand_waiting_requests{model="measured"} 0\n' in text
+    assert 'neptrio_demand_put_away_total{model="measured"} 0\n' in text, "it was unloaded by hand"
+    assert 'neptrio_demand_misses_total{model="known"}' not in text
+    assert 'neptrio_demand_models{state="on demand"}' in text
+    assert 'neptrio_demand_models{state="put away"}' in text
 
 
 def test_a_failed_load_tells_all_who_wait_and_is_tried_again_later(tmp_path: Path) -> None:

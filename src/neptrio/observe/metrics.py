@@ -91,6 +91,7 @@ class Metrics:
         self._detail = detail
         self.host = HostSample()
         self.front_ends: Callable[[], list[FrontEndRow]] = list  # the rows of --frontends
+        self.demand: Callable[[], list[Family]] = list  # of models that are loaded on demand
 
     async def document(self) -> list[bytes]:
         """The document in parts, UTF-8.
@@ -108,6 +109,7 @@ class Metrics:
                 await slices.pause()
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
+            families += self.demand()
             families += [*self._pools(), *self._traces(), self._loop_lag()]
             families += front_ends.families(self.front_ends(), self._detail is Detail.FULL)
         families += self._verbs.custom_metrics.collect()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,10 @@ from neptrio.execution.admission import Admission
 from neptrio.foreign import text_of
 from neptrio.limits import shown
 from neptrio.loop import threads
+from neptrio.observe import demand_families
 from neptrio.observe.counters import ModelCounters
+from neptrio.observe.demand_families import DemandRow
+from neptrio.observe.exposition import Family
 from neptrio.repository import scan
 from neptrio.repository.demand_states import Act, Event, Standing, State
 from neptrio.repository.override import LoadParameters
@@ -224,11 +227,6 @@ class Demand:
         record = self._catalog.records.get(name)
         return record.operations[0].phase if record is not None and record.operations else ""
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for models."""
-        return sum(len(known.room) for known in self.known.values() if known.room is not None)
-
     def _parked(self, known: Known) -> None:
         """A request waits for the model from now on."""
         known.misses += 1
@@ -366,12 +364,20 @@ class Demand:
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)
 
-    def each(self) -> Iterator[Known]:
-        """All of them, in the order of their names."""
-        for name in sorted(self.known):
-            known = self.known.get(name)
-            if known is not None:
-                yield known
+    def families(self) -> list[Family]:
+        """The metrics."""
+        return demand_families.families(
+            DemandRow(
+                known.name,
+                known.standing.state.value,
+                0 if known.room is None else len(known.room),
+                known.misses,
+                known.loads,
+                known.load_failures,
+                known.put_away,
+            )
+            for _, known in sorted(self.known.items())
+        )
 
 
 def _is_marked(config: Any) -> bool:

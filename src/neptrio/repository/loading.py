@@ -219,6 +219,7 @@ class Loading:
             self._catalog.compose(record, before if record.serving else children)
             raise
         keep = change.same_but_instances(record, found)
+        same_config = record.source is not None and record.source.config == config
         operation.phase = "taking over"
         self._catalog.compose(record, children)
         record.source, record.fingerprint, record.place = found.source, found.fingerprint, found.place
@@ -228,6 +229,8 @@ class Loading:
         record.last_error = ""
         made: list[Building] = [*models.values(), *changes.values()]
         record.last_seconds = max(one.load_duration_secs for one in made)
+        for version, model in models.items():
+            record.go_on_counting(version, model, same_config)
         self._swap(operation, models, changes, keep)
         for version, model in sorted(models.items()):
             log.info(  # begins as a Triton server's line, for which scripts wait

@@ -121,6 +121,8 @@ class Record:
     polled: Fingerprint | None = None  # the folder's state at the last load, successful or not
     # version -> the statistics of its earlier loads, once those have answered everything (observe.totals)
     past: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # version -> the counters of a model that is loaded on demand and was put away: its next load goes on with them
+    kept: dict[int, ModelCounters] = field(default_factory=dict)
     last_error: str = ""
     last_seconds: float = 0.0
     # of the index: form -> what its rows were made from, and (state, text) of each
@@ -137,7 +139,23 @@ class Record:
         row = self.rows.get(version)
         models = [row.model] if row is not None and row.model is not None else []
         models += [one.model for one in self.retiring if one.version == version]
-        return list({id(model.counters): model.counters for model in models}.values())
+        found = [model.counters for model in models] + [self.kept[v] for v in self.kept if v == version]
+        return list({id(counters): counters for counters in found}.values())
+
+    def put_counters_by(self) -> None:
+        """Keeps the counters of what serves for the next load of the same configuration."""
+        self.kept.update({version: model.counters for version, model in self.serving.items()})
+
+    def go_on_counting(self, version: int, model: Model, same: bool) -> None:
+        """A version serves again: with the counters that were kept of it if its configuration is the same, else those join
+        the sums over earlier loads."""
+        counters = self.kept.pop(version, None)
+        if counters is not None and same:
+            counters.memory_usage = model.counters.memory_usage
+            model.counters = counters
+        elif counters is not None:
+            past = [self.past[version]] if version in self.past else []
+            self.past[version] = total([*past, counters.snapshot()])
 
     def since_start(self, version: int) -> dict[str, Any]:
         """The statistics of a version over all its loads."""

@@ -68,10 +68,13 @@ class Withdrawal:
 
     def record(self, record: Record, why: str = lifecycle.UNLOADED) -> None:
         """Takes all versions of a model out of service at once; `why` is told of one that is loaded on demand."""
+        demand = self._catalog.demand
+        if demand is not None and record.name in demand.known:
+            record.put_counters_by()
         for version, row in record.rows.items():
             self.row(record, version, row)
-        if self._catalog.demand is not None:
-            self._catalog.demand.withdrawn(record.name, why)
+        if demand is not None:
+            demand.withdrawn(record.name, why)
         if self._catalog.latest.pop(record.name, None) is not None:
             record.override = record.fingerprint = None
             folder, record.folder = record.folder, None

@@ -14,6 +14,7 @@ asked for, and clients may ignore them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,11 +24,13 @@ from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.loop_lag import BOUNDS_NS, LoopLag
 from neptrio.observe import front_ends
+from neptrio.observe.counters import ModelCounters
 from neptrio.observe.front_ends import FrontEndRow
-from neptrio.observe.live import live
+from neptrio.observe.live import Live, live
 from neptrio.observe.processes import processes
 from neptrio.repository.catalog import not_above_zero, version_number
 from neptrio.repository.manager import RepositoryManager
+from neptrio.repository.records import Record
 
 MAX_PERCENTILES = 32
 
@@ -78,6 +81,16 @@ def _percentiles(text: str) -> tuple[str, ...]:
 
 
 NOTHING = Detail()
+NOTHING_LIVE = Live(0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Away:
+    """A version of a model that is loaded on demand, and is not loaded: what it has counted."""
+
+    name: str
+    version: str
+    counters: ModelCounters
 
 
 class StatisticsService:
@@ -107,6 +120,8 @@ class StatisticsService:
         since it was last asked for in that form is not made again. Raises what rows() raises, at once."""
 
         def of(model: Any) -> bytes:
+            if isinstance(model, Away):
+                return text(self._one(model, NOTHING))
             return bytes(model.counters.text_in(form, lambda: text(self._one(model, NOTHING))))
 
         return (of(model) for model in self._models(name, version))
@@ -117,8 +132,8 @@ class StatisticsService:
             raise not_above_zero(version)
         repository = self._repository
         if not name:
-            return repository.each_ready()
-        models = list(repository.each_ready([name]))
+            return itertools.chain(repository.each_ready(), self._away(None))
+        models: list[Any] = [*repository.each_ready([name]), *self._away(name)]
         if not models:
             raise InvalidArgument(f"requested model '{shown(name)}' is not available")
         if version:
@@ -126,6 +141,20 @@ class StatisticsService:
             if not models:
                 raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
         return iter(models)
+
+    def _away(self, name: str | None) -> Iterator[Away]:
+        """The versions of a model that is loaded on demand and is not loaded, or all of those that have been."""
+        demand = self._repository.demand
+        if demand is None:
+            return
+        for one in sorted(demand.known) if name is None else [name]:
+            known, record = demand.away(one), self._repository.records.get(one)
+            if known is None:
+                continue
+            kept = {} if record is None else record.kept
+            versions = {*kept, *(known.signature.versions if known.signature is not None else ())}
+            for version in sorted(kept if name is None else versions):
+                yield Away(one, str(version), kept.get(version) or ModelCounters())
 
     def others(self, detail: Detail) -> dict[str, Any]:
         """What model_statistics() has beside "model_stats"."""
@@ -145,6 +174,8 @@ class StatisticsService:
 
     def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
         stat = {"name": model.name, "version": model.version, **model.counters.snapshot()}
+        if isinstance(model, Away):
+            stat["memory_usage"] = []
         if detail.percentiles:
             stat["percentiles"] = {
                 stage: {
@@ -159,10 +190,12 @@ class StatisticsService:
                 stage: histogram.buckets() for stage, histogram in model.counters.histograms().items()
             }
         if detail.since_start:
-            stat["since_start"] = self._repository.records[model.name].since_start(int(model.version))
+            record = self._repository.records.get(model.name) or Record(model.name)
+            stat["since_start"] = record.since_start(int(model.version))
         if detail.live:
-            stat["live"] = asdict(live(model))
-            stat["processes"] = [asdict(process) for process in processes(model)]
+            away = isinstance(model, Away)
+            stat["live"] = asdict(NOTHING_LIVE if away else live(model))
+            stat["processes"] = [] if away else [asdict(process) for process in processes(model)]
             stat["accounts"] = model.counters.accounts()
             stat["batches"] = {
                 reason: {
