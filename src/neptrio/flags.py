@@ -22,6 +22,7 @@ from typing import Protocol
 
 from neptrio import storage_uri
 from neptrio.cores import usable_cores
+from neptrio.observe.memory_limit import memory_limit
 
 MOST_FRONTENDS = 64
 CONTROL_MODES = ("none", "poll", "explicit", "on-demand")
@@ -192,6 +193,25 @@ def positive_seconds(text: str) -> float:
     if not value:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got '{text}'")
     return value
+
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def memory_budget(text: str) -> int:
+    """Bytes of memory: a number with KiB, MiB, GiB or TiB, or `P%` of what this process may use; 0 for no limit."""
+    if "=" in text:
+        raise argparse.ArgumentTypeError(
+            f"a budget for one device is not supported, expected SIZE or P%, got '{text}'"
+        )
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(?:i?B)?|(%))", text.strip(), re.I)
+    if found is None or (found[3] and float(found[1]) > 100):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of bytes, a number with KiB, MiB, GiB or TiB, or 1% to 100%, got '{text}'"
+        )
+    if found[3]:
+        return int(memory_limit() * float(found[1]) / 100)
+    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def _ranged(text: str, low: int, high: int | None) -> int:

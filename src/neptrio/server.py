@@ -254,6 +254,8 @@ class Server:
                         await fronts.start(front.run)
                     if self.settings.model_control_mode == "poll" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.poll)
+                    if self.repository.budget is not None:
+                        fronts.start_soon(self.repository.budget.watch)
                     if self.settings.model_control_mode == "on-demand" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.watch)
                     # not set earlier, because starting may take long

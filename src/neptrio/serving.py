@@ -76,6 +76,9 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="how often modes poll and on-demand look at the folders, 0 = never again")  # fmt: skip
     add("--load-model", action="append", default=[],
         help="a model to load at start in modes explicit and on-demand, '*' for all; may be repeated")  # fmt: skip
+    add("--model-memory-budget", type=flags.memory_budget, default=0, metavar="SIZE|P%%",
+        help="the memory of the host that models may hold together (8GiB, 500MiB, bytes, or a share of what the server may "
+        "use); models that are loaded on demand are put away for others")  # fmt: skip
     add("--load-wait-secs", type=flags.positive_seconds, default=60.0,
         help="how long a request waits for a model that is loaded on demand")  # fmt: skip
     add(

@@ -24,6 +24,7 @@ class Settings:
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
+    model_memory_budget: int = 0  # bytes of the host that all models may hold together; 0: any
     load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     audit_log: str = ""  # a file, or stderr; "": none
@@ -162,6 +163,8 @@ class Settings:
             )
         if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
             raise ValueError("--load-model belongs to --model-control-mode=explicit and on-demand")
+        if self.model_memory_budget and self.model_control_mode not in ("explicit", "on-demand"):
+            raise ValueError("--model-memory-budget needs --model-control-mode=on-demand or explicit")
         if "*" in self.load_model and len(set(self.load_model)) > 1:
             raise ValueError("--load-model=* loads every model, other names beside it have no use")
         if self.backend_directory is not None and not self.backend_directory.is_dir():

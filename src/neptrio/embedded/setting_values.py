@@ -18,8 +18,15 @@ from typing import Any
 from neptrio import flags, serving
 from neptrio.foreign import type_name
 
-NUMBERS = (flags.port, flags.positive, flags.not_negative, flags.at_least_one, flags.frontends)
-FRACTIONS = (flags.seconds, flags.tolerance)
+NUMBERS = (
+    flags.port,
+    flags.positive,
+    flags.not_negative,
+    flags.at_least_one,
+    flags.frontends,
+    flags.memory_budget,
+)
+FRACTIONS = (flags.seconds, flags.positive_seconds, flags.tolerance)
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:

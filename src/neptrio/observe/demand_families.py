@@ -21,8 +21,9 @@ class DemandRow:
     put_away: int
 
 
-def families(rows: Iterable[DemandRow]) -> list[Family]:
-    """The families; a model has samples of its own once it was asked for."""
+def families(rows: Iterable[DemandRow], held: int, limit: int) -> list[Family]:
+    """The families; a model has samples of its own once it was asked for. `held`: bytes that models hold, of `limit`; 0: there
+    is none."""
     models = Family("neptrio_demand_models", "Models that are loaded on demand, by state", "gauge")
     waiting = Family(
         "neptrio_demand_waiting_requests", "Requests that wait for a model to be loaded", "gauge"
@@ -47,4 +48,11 @@ def families(rows: Iterable[DemandRow]) -> list[Family]:
         put_away.sample(pairs(labels), row.put_away)
     for state, count in sorted(states.items()):
         models.sample(pairs([("state", state)]), count)
-    return [models, waiting, misses, loads, put_away]
+    resident = Family(
+        "neptrio_demand_held_bytes", "Memory of the host that models hold or are loading into", "gauge"
+    )
+    budget = Family("neptrio_demand_budget_bytes", "Memory of the host that models may hold", "gauge")
+    if limit:
+        resident.sample("", held)
+        budget.sample("", limit)
+    return [resident, budget, models, waiting, misses, loads, put_away]

@@ -14,6 +14,7 @@ from neptrio.codec.json_reader import too_long
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import lifecycle, scan
+from neptrio.repository.budget import Budget
 from neptrio.repository.demand import Demand
 from neptrio.repository.model import Model
 from neptrio.repository.notifier import Notifier
@@ -66,6 +67,7 @@ class Catalog:
         self._unready: set[str] = set()  # models that were not ready then
         self.unopened = ""  # why the repositories could not be listed, "" where they could
         self.demand: Demand | None = None  # knows the models that are loaded when they are asked for
+        self.budget: Budget | None = None  # what they may hold
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
     def lack(self, record: Record, lacking: bool) -> None:

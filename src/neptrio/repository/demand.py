@@ -40,7 +40,7 @@ from neptrio.observe.exposition import Family
 from neptrio.repository import scan
 from neptrio.repository.demand_states import Act, Event, Standing, State
 from neptrio.repository.override import LoadParameters
-from neptrio.repository.waiting import Room, StandIn, later
+from neptrio.repository.waiting import NoRoom, Room, StandIn, later
 from neptrio.request.infer_request import InferRequest, InputSpec, monotonic_ns
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
@@ -72,7 +72,7 @@ class Known:
     standing: Standing = field(default_factory=Standing)
     room: Room | None = None  # while requests wait
     ended: trio.Event | None = None  # set when the load under way ends; exists while somebody waits for it
-    asked_ns: int = 0  # when it was last asked for and had to wait
+    refusal: str = ""  # there was no room for it at the last try
     misses: int = 0  # requests that had to wait
     loads: int = 0
     load_failures: int = 0
@@ -230,7 +230,6 @@ class Demand:
     def _parked(self, known: Known) -> None:
         """A request waits for the model from now on."""
         known.misses += 1
-        known.asked_ns = monotonic_ns()
         self._ask(known)
 
     def _ask(self, known: Known) -> None:
@@ -253,14 +252,16 @@ class Demand:
         with trio.move_on_after(self._settings.load_wait_secs) as scope:
             while known.name not in self._catalog.latest:
                 self._check(known)
-                known.asked_ns = monotonic_ns()
                 if known.ended is None:
                     known.ended = trio.Event()
                 ended = known.ended
                 self._ask(known)
                 if known.standing.state is not State.LOADING:  # it could not even begin
                     raise Unavailable("Server exiting")
+                known.refusal = ""
                 await ended.wait()
+                if known.refusal:
+                    raise NoRoom(known.refusal)
         if scope.cancelled_caught:
             why = self._doing(known.name)
             raise later(
@@ -296,15 +297,18 @@ class Demand:
         if known is None:
             return
         why = str(error).rstrip("\n")
-        known.standing.apply(
-            Event.OUTDATE if outdated else Event.FAIL, monotonic_ns(), "" if outdated else why
-        )
+        no_room = isinstance(error, NoRoom)  # which is not the model's fault
+        event = Event.OUTDATE if outdated or no_room else Event.FAIL
+        known.standing.apply(event, monotonic_ns(), "" if outdated else why)
         if not outdated:
             known.load_failures += 1
         if name in self._catalog.latest:  # a reload has failed
             return
         if exiting:
             self._refuse(known, lambda: Unavailable(why))
+        elif no_room:
+            known.refusal = why
+            self._refuse(known, lambda: NoRoom(why))
         elif outdated:
             if known.room is not None and len(known.room):
                 self._ask(known)
@@ -366,7 +370,9 @@ class Demand:
 
     def families(self) -> list[Family]:
         """The metrics."""
-        return demand_families.families(
+        budget = self._catalog.budget
+        memory = (0, 0) if budget is None else (budget.held, budget.limit)
+        rows = (
             DemandRow(
                 known.name,
                 known.standing.state.value,
@@ -378,6 +384,7 @@ class Demand:
             )
             for _, known in sorted(self.known.items())
         )
+        return demand_families.families(rows, *memory)
 
 
 def _is_marked(config: Any) -> bool:

@@ -260,6 +260,7 @@ class Loader:
                 measured.weigh(_weight(backend, found, version))
                 model = Model(context, backend, self._loop, self._completions)
                 model.written = found.written
+                model.least_bytes = 0 if backend.own_processes else _files_of(found, version)
                 made.append(model)
                 try:
                     await model.start(tell)
@@ -375,10 +376,13 @@ def _weight(backend: Backend, found: Found, version: int) -> int:
     """The bytes that a version is expected to take of this process (observe.memory)."""
     if backend.own_processes:
         return 0
-    files = sum(
+    return _files_of(found, version) + (ANY_CODE if backend.runs_code_here else 0)
+
+
+def _files_of(found: Found, version: int) -> int:
+    return sum(
         size for name, (_, size) in found.fingerprint.items() if name.startswith(f"{version}/") and size > 0
     )
-    return files + (ANY_CODE if backend.runs_code_here else 0)
 
 
 def _preferred(folders: list[Path], chosen: Path | None) -> list[Path]:

@@ -32,6 +32,7 @@ from neptrio.repository.model import Model
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation, Record, Row
 from neptrio.repository.regroup import Regrouping
+from neptrio.repository.waiting import NoRoom
 from neptrio.repository.withdrawal import Withdrawal
 from neptrio.scheduling import ensemble_graph
 from neptrio.settings import Settings
@@ -190,12 +191,18 @@ class Loading:
                 return False
             record.wanted = True
             try:
+                if self._catalog.budget is not None:
+                    operation.phase = "looking for room"
+                    await self._catalog.budget.make_room(operation, found)
+                    operation.check()
                 await self._make(operation, found, parameters)
             except BaseException:
                 if self._settings.model_control_mode != "poll" and not record.serving:
                     record.wanted = before
                 raise
         finally:
+            if self._catalog.budget is not None:
+                self._catalog.budget.settle(operation)
             if found.folder is not None and found.folder is not record.folder:
                 found.folder.release()
         return True
@@ -347,6 +354,7 @@ class Loading:
     async def _children(self, name: str, children: tuple[str, ...]) -> None:
         """Loads the models of an ensemble's steps that do not serve. Raises InvalidArgument."""
         failed: list[str] = []
+        no_room: list[NoRoom] = []
 
         async def one(child: str) -> None:
             while child not in self._catalog.latest:
@@ -362,6 +370,8 @@ class Loading:
                 finally:
                     self._waits[name].discard(child)
                 if running.error is not None and child not in self._catalog.latest:
+                    if isinstance(running.error, NoRoom):
+                        no_room.append(running.error)
                     log.error("%s", str(running.error).rstrip("\n"), extra={"subject": child})
                     break
             if child not in self._catalog.latest:
@@ -370,6 +380,8 @@ class Loading:
         async with trio.open_nursery() as nursery:
             for child in children:
                 nursery.start_soon(one, child)
+        if no_room:
+            raise NoRoom(str(no_room[0]))
         if failed:
             raise InvalidArgument(
                 f"load failed for model '{name}': ensemble {name} contains models that are not available or "

@@ -22,6 +22,7 @@ from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
+from neptrio.repository.budget import Budget
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.demand import Demand
 from neptrio.repository.loader import Loader
@@ -57,6 +58,7 @@ class RepositoryManager(Catalog):
         )
         if settings.model_control_mode in ("explicit", "on-demand"):
             self.demand = Demand(settings, self, loop, self.loading.begin)
+            self.budget = Budget(settings, self, self.demand, self.withdrawal)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The nursery of all loads and retirements; runs until it is cancelled."""

@@ -85,6 +85,8 @@ class Model(ServedModel):
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
         self._cpu_bytes = 0
+        self.least_bytes = 0  # what its files take of this process, whatever was measured
+        self.host_bytes = 0  # of the host's memory, of this process and its own
         self._process_bytes: dict[str, int] = {}  # instance -> what its process held when it had started
         self.pool = InstancePool(loop.loop_pass)
         self._loop = loop
@@ -106,11 +108,18 @@ class Model(ServedModel):
     def memory_changed(self) -> None:
         """The memory use of an instance has changed while it serves."""
         processes = sum(self._process_bytes.get(instance.name, 0) for instance in self.pool.all)
-        self.counters.memory_usage = usage(self._cpu_bytes + processes, self.backend.memory_usage())
+        own = self.backend.memory_usage()
+        cpu_bytes = self._cpu_bytes + processes
+        pinned = sum(size for kind, _, size in own if kind.startswith("CPU"))
+        self.host_bytes = max(cpu_bytes + pinned, self.least_bytes)
+        found = usage(cpu_bytes, own)
+        if found != self.counters.memory_usage:
+            self.counters.memory_usage = found
 
-    def measure_processes(self) -> None:
-        """Looks how much the processes of instances hold that have been initialized since it last did. A loader thread."""
-        known = self._process_bytes
+    def measure_processes(self, again: bool = False) -> None:
+        """Looks how much the processes of instances hold that have been initialized since it last did, or all of them. A
+        loader thread."""
+        known = {} if again else self._process_bytes
         self._process_bytes = {
             instance.name: known[instance.name]
             if instance.name in known

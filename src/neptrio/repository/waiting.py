@@ -184,6 +184,10 @@ class Later(Unavailable):
     headers = ((b"retry-after", b"5"),)
 
 
+class NoRoom(Later):
+    """There is no room for the model."""
+
+
 def later(message: str, seconds: float) -> Later:
     """The error of a request that may be sent again in so many seconds."""
     error = Later(message, reason=Reason.REJECTED)

@@ -1,0 +1,270 @@
+"""The memory that models may take together (--model-memory-budget), and when they are put away.
+
+The problem: models that are loaded on demand add up until the kernel ends the server. The choice: what loaded models hold is
+measured, what a load will take is estimated from its files until it was measured once, and a load begins only when both
+together are within the budget. Room is made before the load, by putting away models that nobody uses
+(repository.putting_away says which); what still leaves counts until it has left.
+
+Rules:
+ 1. What models hold, what loads under way will hold and what is leaving never add up to more than the budget, as far as it is
+    known before a load; where a model turns out larger, others are put away at the next look.
+ 2. A load for which there is no room waits while that may change, at most --load-wait-secs, else it fails with a reason that
+    names who holds the memory. That is no failure of the model: the next request tries again.
+ 3. A model is put away only between requests, on the trio thread: what comes later loads it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from neptrio.config import defaults
+from neptrio.limits import shown
+from neptrio.loop import threads
+from neptrio.repository import putting_away
+from neptrio.repository.demand import Demand
+from neptrio.repository.putting_away import Hold, Holder, size_text
+from neptrio.repository.waiting import NoRoom
+from neptrio.settings import Settings
+
+if TYPE_CHECKING:
+    from neptrio.repository.catalog import Catalog
+    from neptrio.repository.loader import Found
+    from neptrio.repository.model import Model
+    from neptrio.repository.records import Operation, Record
+    from neptrio.repository.withdrawal import Withdrawal
+
+log = logging.getLogger("neptrio.repository")
+
+LOOK_SECONDS = 0.5  # between looks for idle models
+MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
+RETRY_SECONDS = 0.02  # between looks for room, while a load waits for it
+CODE_BYTES = 16 << 20  # that an instance of a model with code is expected to take beside its files
+NATIVE = (
+    "onnxruntime",
+    "identity",
+    "sequence",
+    "kernel",
+)  # backends whose models bring no code that allocates
+
+
+def estimate(found: Found) -> int:
+    """The bytes of the host that a load is expected to take, by the model's files."""
+    config = found.source.config
+    if defaults.is_ensemble(config):
+        return 0
+    heads = tuple(f"{version}/" for version in found.versions)
+    files = sum(size for name, (_, size) in found.fingerprint.items() if name.startswith(heads) and size > 0)
+    if config.backend in NATIVE:
+        return files + files // 2
+    instances = sum(max(group.count, 1) for group in config.instance_group) or 1
+    return files + CODE_BYTES * instances * len(found.versions)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How a model was used, as of the last look."""
+
+    accepted: int  # requests
+    executed_ms: int  # the last execution
+    seen_ms: int  # the last look that found requests without an execution
+
+
+class Budget:
+    """What models hold. Trio thread only."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, demand: Demand, withdrawal: Withdrawal) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._demand = demand
+        self._withdrawal = withdrawal
+        self.limit = settings.model_memory_budget  # bytes, 0: none
+        self._reserved: dict[Operation, int] = {}
+        self._learnt: dict[str, int] = {}  # model -> what it has held when it was loaded
+        self._uses: dict[str, _Use] = {}
+
+    # ------------------------------------------------------------ what is held
+
+    def holders(self) -> list[Holder]:
+        """The models that hold memory, and what keeps them."""
+        now_ms = _now_ms()
+        found = []
+        for record in self._catalog.records.values():
+            serving = list(record.serving.values())
+            if serving:
+                found.append(self._holder(record, serving, now_ms))
+            leaving = sum(retirement.model.host_bytes for retirement in record.retiring)
+            if leaving:
+                found.append(Holder(record.name, leaving, now_ms, Hold.LEAVING))
+        for operation, size in self._reserved.items():
+            found.append(Holder(operation.record.name, size, now_ms, Hold.LOADING))
+        return found
+
+    def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:
+        name = record.name
+        needed_by = tuple(
+            user
+            for user in sorted(self._catalog.users.get(name, ()))
+            if (above := self._catalog.records.get(user)) is not None and (above.serving or above.operations)
+        )
+        return Holder(
+            name,
+            sum(model.host_bytes for model in serving),
+            self._used_ms(name, serving, now_ms),
+            self._hold(record, serving, now_ms),
+            needed_by,
+            bool(record.children),
+        )
+
+    def _used_ms(self, name: str, serving: list[Model], now_ms: int) -> int:
+        """When a model was used last: by its executions. Where requests need none (ensembles, the response cache) it is the
+        look at which there were more of them than at the one before."""
+        accepted = sum(model.counters.accepted for model in serving)
+        executed = max(model.counters.last_inference_ms for model in serving)
+        loaded = max(model.loaded_at_ms for model in serving)
+        before = self._uses.get(name)
+        if before is None:
+            self._uses[name] = before = _Use(accepted, executed, loaded)
+        elif before.accepted != accepted:
+            seen = now_ms if before.executed_ms == executed else before.seen_ms
+            self._uses[name] = before = _Use(accepted, executed, seen)
+        return max(loaded, executed, before.seen_ms)
+
+    def _hold(self, record: Record, serving: list[Model], now_ms: int) -> Hold | None:
+        known = self._demand.known.get(record.name)
+        if known is None or record.override is not None or record.folder is not None:
+            return Hold.BY_HAND
+        if known.residence.keep:
+            return Hold.KEPT
+        if any(model.scheduler is not None and model.scheduler.live_sequences() for model in serving):
+            return Hold.SEQUENCES
+        if record.operations:
+            return Hold.LOADING
+        if any(model.inflight for model in serving):
+            return Hold.REQUESTS
+        if now_ms - max(model.loaded_at_ms for model in serving) < known.residence.least_seconds * 1000:
+            return Hold.FRESH
+        return None
+
+    @property
+    def held(self) -> int:
+        """Bytes that models hold, loads under way will hold, and models that leave still hold."""
+        return sum(holder.size for holder in self.holders())
+
+    # ------------------------------------------------------------ room for loads
+
+    async def make_room(self, operation: Operation, found: Found) -> None:
+        """Reserves what a load will take, once there is room for it; settle() ends that. Raises NoRoom."""
+        if not self.limit:
+            return
+        name = operation.record.name
+        need = self._learnt.get(name) or estimate(found)
+        if need > self.limit:
+            raise NoRoom(
+                f"model '{shown(name)}' takes about {size_text(need)}, more than --model-memory-budget="
+                f"{size_text(self.limit)}"
+            )
+        with trio.move_on_after(self._settings.load_wait_secs):
+            while True:
+                holders = self.holders()
+                short = sum(holder.size for holder in holders) + need - self.limit
+                if short <= 0:
+                    self._reserved[operation] = need
+                    return
+                if not putting_away.hopeful(holders, short):
+                    break
+                operation.tell(f"waiting for room, held by {putting_away.who_holds(holders)}")
+                short -= sum(holder.size for holder in holders if holder.hold is Hold.LEAVING)
+                for victim in putting_away.choose(_without_leaving(holders), short):
+                    self.put_away(victim.name, f"room for '{name}'")
+                await trio.sleep(RETRY_SECONDS)
+        raise NoRoom(
+            f"there is no room for model '{shown(name)}', which takes about {size_text(need)}: --model-memory-budget="
+            f"{size_text(self.limit)} is held by {putting_away.who_holds(self.holders())}"
+        )
+
+    def settle(self, operation: Operation) -> None:
+        """A load for which there was room has ended: what it has made is measured from now on."""
+        if self._reserved.pop(operation, None) is not None:
+            record = operation.record
+            size = sum(model.host_bytes for model in record.serving.values())
+            if size:
+                self._learnt[record.name] = size
+
+    def put_away(self, name: str, why: str) -> None:
+        """Takes a model out of service that nobody uses; the next request loads it again."""
+        record, known = self._catalog.records[name], self._demand.known[name]
+        log.info("putting '%s' away: %s", name, why, extra={"subject": name})
+        size = sum(model.host_bytes for model in record.serving.values())
+        if size:
+            self._learnt[name] = size
+        known.put_away += 1
+        record.wanted = record.explicit = False
+        self._uses.pop(name, None)
+        self._withdrawal.record(record, why)
+
+    # ------------------------------------------------------------ looks
+
+    async def watch(self) -> None:
+        """Puts away what is idle, and what is above the budget because models have grown, for ever."""
+        measured = trio.current_time()
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            if self.limit and trio.current_time() - measured >= MEASURED_SECONDS:
+                await self.measure()
+                measured = trio.current_time()
+            self.look()
+
+    def look(self) -> None:
+        """Puts away what is to be put away now."""
+        holders = self.holders()
+        seconds = {
+            known.name: known.residence.idle_seconds
+            for known in self._demand.known.values()
+            if known.residence.idle_seconds is not None and known.name in self._catalog.latest
+        }
+        for holder in putting_away.idle(holders, seconds, _now_ms()):
+            self.put_away(holder.name, f"idle for {seconds[holder.name]:g} s")
+        if self.limit:
+            holders = self.holders()
+            above = sum(holder.size for holder in holders if holder.hold is not Hold.LEAVING) - self.limit
+            for victim in putting_away.choose(_without_leaving(holders), above):
+                self.put_away(victim.name, "models have grown beyond the budget")
+
+    async def measure(self) -> None:
+        """Measures the processes of models again."""
+        grown = list(self._processes())
+        if not grown:
+            return
+
+        def measure() -> None:
+            for model in grown:
+                model.measure_processes(again=True)
+
+        try:
+            await threads.run(measure, abandon_on_cancel=True)
+        except threads.NoThread:
+            return
+        for model in grown:
+            if model.ready:
+                model.memory_changed()
+
+    def _processes(self) -> Iterator[Model]:
+        for record in self._catalog.records.values():
+            for model in record.serving.values():
+                if model.backend.own_processes:
+                    yield model
+
+
+def _without_leaving(holders: list[Holder]) -> list[Holder]:
+    """Those that do not leave already: a name that leaves may serve again, too."""
+    return [holder for holder in holders if holder.hold is not Hold.LEAVING]
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,124 @@
+"""Which loaded models are put away for room, and what keeps the others. Nothing here waits or reads a clock.
+
+Rules:
+ 1. The model that was used longest ago goes first.
+ 2. A model stays while it has requests or live sequences, for the least time after its load, while it is a step of an
+    ensemble that stays, and where its owner keeps it: by `keep_loaded`, or by having loaded it otherwise than on demand.
+ 3. Where all that could go is less than what is needed, nothing goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+SHOWN = 3  # models that an error names
+
+
+class Hold(Enum):
+    """Why a model stays."""
+
+    REQUESTS = "has requests under way"
+    FRESH = "was loaded a moment ago"
+    LOADING = "is being loaded"
+    LEAVING = "is being put away"
+    SEQUENCES = "has live sequences"
+    KEPT = "keep_loaded"
+    BY_HAND = "was not loaded on demand"
+
+    @property
+    def passes(self) -> bool:
+        """Whether it soon may be otherwise."""
+        return self in (Hold.REQUESTS, Hold.FRESH, Hold.LOADING, Hold.LEAVING)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A model that holds memory."""
+
+    name: str
+    size: int  # bytes
+    used_ms: int  # when it was used last
+    hold: Hold | None = None
+    needed_by: tuple[str, ...] = ()  # ensembles that serve or are loaded, with this model as a step
+    steps: bool = False  # it is an ensemble: once it is put away, the models of its steps can be
+
+
+def choose(holders: Sequence[Holder], need: int) -> list[Holder]:
+    """What to put away now for `need` bytes, in order; [] where waiting has no point. It may be less than needed, where
+    other models may be put away soon."""
+    if need <= 0 or not hopeful(holders, need):
+        return []
+    left = sorted(holders, key=lambda holder: holder.used_ms)
+    chosen: dict[str, Holder] = {}
+    freed = 0
+    while freed < need:
+        for holder in left:
+            if (
+                holder.hold is None
+                and (holder.size or holder.steps)
+                and chosen.keys() >= set(holder.needed_by)
+            ):
+                break
+        else:
+            break
+        left.remove(holder)
+        chosen[holder.name] = holder
+        freed += holder.size
+    return list(chosen.values()) if freed else []
+
+
+def staying(holders: Iterable[Holder]) -> set[str]:
+    """The models that stay until somebody does something about it."""
+    every = {holder.name: holder for holder in holders}
+    found = {name for name, holder in every.items() if holder.hold is not None and not holder.hold.passes}
+    more = True
+    while more:  # steps of ensembles that stay, which may be ensembles themselves
+        more = False
+        for name, holder in every.items():
+            if name not in found and not found.isdisjoint(holder.needed_by):
+                found.add(name)
+                more = True
+    return found
+
+
+def hopeful(holders: Sequence[Holder], need: int) -> bool:
+    """Whether so many bytes can be put away, now or soon."""
+    kept = staying(holders)
+    return sum(holder.size for holder in holders if holder.name not in kept) >= need
+
+
+def idle(holders: Iterable[Holder], seconds: dict[str, float], now_ms: int) -> list[Holder]:
+    """The models that were not used for as long as `seconds` says of them."""
+    return [
+        holder
+        for holder in holders
+        if holder.hold is None
+        and not holder.needed_by
+        and holder.name in seconds
+        and now_ms - holder.used_ms >= seconds[holder.name] * 1000
+    ]
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+
+
+def who_holds(holders: Iterable[Holder]) -> str:
+    """Who holds the most, and why that stays."""
+    largest = sorted((one for one in holders if one.size), key=lambda one: -one.size)
+    told = [
+        f"'{one.name}' {size_text(one.size)}"
+        + (
+            f" ({one.hold.value})"
+            if one.hold is not None
+            else f" (step of '{one.needed_by[0]}')"
+            if one.needed_by
+            else ""
+        )
+        for one in largest[:SHOWN]
+    ]
+    more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
+    return f"{', '.join(told)}{more}" if told else "nobody"

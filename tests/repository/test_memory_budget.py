@@ -1,0 +1,267 @@
+"""Models are put away for others, and when nobody asks for them (docs/on-demand.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support.http import Http1
+from tests.support.latch import Latch
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.slow_models import parameter
+from tests.support.waiting import until
+
+MIB = 1 << 20
+AT_ONCE = parameter("minimum_loaded_seconds", "0.001")
+pytestmark = pytest.mark.slow
+
+WAITS = """
+import os
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def execute(self, requests):
+        open(os.path.join(self.folder, "begun"), "w").close()
+        with open(os.path.join(self.folder, "latch")) as held:
+            held.read()
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
+def sized(folder: Path, mib: int) -> None:
+    """A file of weights that takes no room on the disk."""
+    with (folder / "1" / "weights.bin").open("wb") as file:
+        file.truncate(mib * MIB)
+
+
+def model(repository: Path, name: str, mib: int = 10, extra: str = AT_ONCE) -> None:
+    """An identity model that counts as so large: half as much more before its load, since that is an estimate."""
+    sized(
+        write_model(repository, name, identity_config(dims="-1", max_batch_size=0, pairs=1, extra=extra)), mib
+    )
+
+
+def server(repository: Path, *flags: str) -> ServerProcess:
+    return ServerProcess(repository, "--model-control-mode=on-demand", *flags)
+
+
+def infer(client: httpclient.InferenceServerClient, name: str) -> None:
+    given = httpclient.InferInput("INPUT0", [2], "INT32")
+    given.set_data_from_numpy(np.arange(2, dtype=np.int32))
+    assert client.infer(name, [given]).as_numpy("OUTPUT0").tolist() == [0, 1]
+
+
+def own_infer(running: ServerProcess, name: str) -> None:
+    with httpclient.InferenceServerClient(running.http) as client:
+        infer(client, name)
+
+
+def states(client: httpclient.InferenceServerClient) -> dict[str, str]:
+    """READY, or the reason why not."""
+    return {row["name"]: row.get("reason") or row["state"] for row in client.get_model_repository_index()}
+
+
+def post(running: ServerProcess, name: str) -> Any:
+    with Http1(running.http) as client:
+        body = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1],"data":[5]}]}'
+        return client.request("POST", f"/v2/models/{name}/infer", body)
+
+
+def held_bytes(running: ServerProcess) -> tuple[int, int]:
+    with Http1(running.metrics) as client:
+        text = client.request("GET", "/metrics").body.decode()
+    held, budget = (
+        re.search(rf"^neptrio_demand_{name}_bytes (\S+)$", text, re.M) for name in ("held", "budget")
+    )
+    assert held is not None and budget is not None
+    return int(float(held[1])), int(float(budget[1]))
+
+
+def test_the_model_that_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    for name in "abcd":
+        model(tmp_path, name)
+    with (
+        server(tmp_path, "--model-memory-budget=34MiB") as running,
+        httpclient.InferenceServerClient(running.http) as client,
+    ):
+        for name in ("a", "b", "a", "c"):
+            infer(client, name)
+        assert states(client)["b"] == "put away: room for 'c'"
+        assert {states(client)[name] for name in "ac"} == {"READY"}
+        infer(client, "d")
+        assert states(client)["a"] == "put away: room for 'd'"
+        held, budget = held_bytes(running)
+        assert budget == 34 * MIB and 20 * MIB <= held <= budget
+        infer(client, "b")
+        assert client.get_inference_statistics("b")["model_stats"][0]["inference_count"] == 2
+        assert client.is_server_ready()
+
+
+def test_where_nothing_can_go_the_request_learns_who_holds_the_memory(tmp_path: Path) -> None:
+    model(tmp_path, "kept", 10, parameter("keep_loaded", "true"))
+    model(tmp_path, "asked", 10)
+    model(tmp_path, "large", 100)
+    with (
+        server(tmp_path, "--model-memory-budget=20MiB") as running,
+        httpclient.InferenceServerClient(running.http) as client,
+    ):
+        infer(client, "kept")
+        answer = post(running, "asked")
+        assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
+        text = json.loads(answer.body)["error"]
+        assert "there is no room for model 'asked', which takes about 15.0 MiB" in text
+        assert re.search(r"is held by 'kept' 1\d\.\d MiB \(keep_loaded\)", text), text
+        assert client.is_model_ready("asked"), "it has not failed"
+        with pytest.raises(
+            InferenceServerException, match=r"takes about 150.0 MiB, more than --model-memory-budget"
+        ):
+            infer(client, "large")
+        with pytest.raises(InferenceServerException, match="there is no room for model 'asked'"):
+            client.get_model_metadata("asked")
+        client.unload_model("kept")
+        infer(client, "asked")
+
+
+def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
+    config = """backend: "python" max_batch_size: 0
+    input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] """
+    config += parameter("isolation", "none") + AT_ONCE
+    folder = write_model(tmp_path, "busy", config, {"1/model.py": WAITS})
+    sized(folder, 10)
+    model(tmp_path, "asked", 12)
+    with (
+        server(tmp_path, "--model-memory-budget=27MiB") as running,
+        Latch(folder / "latch") as held,
+        httpclient.InferenceServerClient(running.http) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first = pool.submit(own_infer, running, "busy")
+        until((folder / "begun").exists)
+        second = pool.submit(own_infer, running, "asked")
+
+        def phase() -> str:
+            with Http1(running.http) as own:
+                told = json.loads(own.request("GET", "/v2/repository/models/asked").body)
+            return str(told.get("loading", {}).get("phase", ""))
+
+        until(lambda: phase().startswith("waiting for room, held by 'busy'"), phase)
+        assert "has requests under way" in phase()
+        assert states(client)["busy"] == "READY" and not second.done()
+        held.open()
+        first.result(60)
+        second.result(60)
+        assert states(client) == {"busy": "put away: room for 'asked'", "asked": "READY"}
+
+
+def test_a_model_with_a_live_sequence_is_not_put_away(tmp_path: Path) -> None:
+    folder = write_model(
+        tmp_path,
+        "sums",
+        """backend: "sequence" max_batch_size: 1 sequence_batching { }
+        input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+        output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]"""
+        + AT_ONCE,
+    )
+    sized(folder, 10)
+    model(tmp_path, "asked")
+    with (
+        server(tmp_path, "--model-memory-budget=20MiB") as running,
+        httpclient.InferenceServerClient(running.http) as client,
+        grpcclient.InferenceServerClient(running.grpc) as grpc,
+    ):
+
+        def step(value: int, **said: bool) -> int:
+            given = grpcclient.InferInput("INPUT", [1, 1], "INT32")
+            given.set_data_from_numpy(np.array([[value]], dtype=np.int32))
+            return int(grpc.infer("sums", [given], sequence_id=7, **said).as_numpy("OUTPUT")[0][0])
+
+        step(1, sequence_start=True)
+        with pytest.raises(InferenceServerException, match=r"'sums' 1\d\.\d MiB \(has live sequences\)"):
+            infer(client, "asked")
+        assert step(2, sequence_end=True) == 3
+        infer(client, "asked")
+        assert states(client)["sums"] == "put away: room for 'asked'"
+
+
+def test_idle_models_are_put_away_and_kept_ones_are_not(tmp_path: Path) -> None:
+    idle = AT_ONCE + parameter("idle_unload_seconds", "0.1")
+    model(tmp_path, "idle", 1, idle)
+    model(tmp_path, "kept", 1, idle + parameter("keep_loaded", "true"))
+    with server(tmp_path) as running, httpclient.InferenceServerClient(running.http) as client:
+        infer(client, "kept")
+        infer(client, "idle")
+        until(lambda: states(client)["idle"] == "put away: idle for 0.1 s")
+        infer(client, "idle")
+        statistics = client.get_inference_statistics("idle")["model_stats"][0]
+        assert statistics["inference_stats"]["success"]["count"] == 2
+        until(lambda: states(client)["idle"] == "put away: idle for 0.1 s")
+        assert states(client)["kept"] == "READY"
+        with Http1(running.metrics) as own:
+            text = own.request("GET", "/metrics").body.decode()
+        assert 'neptrio_demand_put_away_total{model="idle"} 2\n' in text
+        assert "neptrio_demand_budget_bytes" not in text
+
+
+def test_the_models_of_an_ensemble_go_after_it(tmp_path: Path) -> None:
+    model(tmp_path, "step")
+    model(tmp_path, "asked")
+    write_model(
+        tmp_path,
+        "whole",
+        """platform: "ensemble" max_batch_size: 0
+        input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]
+        output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]
+        ensemble_scheduling { step [ { model_name: "step" model_version: -1
+        input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } ] } """
+        + AT_ONCE,
+    )
+    with (
+        server(tmp_path, "--model-memory-budget=20MiB") as running,
+        httpclient.InferenceServerClient(running.http) as client,
+    ):
+        infer(client, "whole")
+        infer(client, "asked")
+        found = states(client)
+        assert found == {
+            "asked": "READY",
+            "step": "put away: room for 'asked'",
+            "whole": "put away: room for 'asked'",
+        }
+        infer(client, "whole")
+        assert states(client)["asked"] == "put away: room for 'step'"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("gpu:0=1GiB", "a budget for one device is not supported"),
+        ("much", "expected a number of bytes"),
+        ("101%", "expected a number of bytes"),
+    ],
+)
+def test_budgets_that_are_none(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from neptrio.serving import settings_of
+
+    with pytest.raises(SystemExit):
+        settings_of([f"--model-memory-budget={flag}"])
+    assert said in capsys.readouterr().err
