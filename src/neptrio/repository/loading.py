@@ -117,7 +117,8 @@ class Loading:
         """Says in the log what a load is doing that takes long, again and again, more and more rarely."""
         seconds = SLOW_SECONDS
         while not operation.done.is_set():
-            with trio.move_on_after(operation.started + seconds - time.monotonic()):
+            left = operation.started + seconds - time.monotonic()
+            with trio.move_on_after(max(0.0, left)):  # this task may have been kept waiting for longer
                 await operation.done.wait()
                 return
             log.info("loading '%s' since %.0f s: %s", operation.record.name, seconds, operation.phase)
