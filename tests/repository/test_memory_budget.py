@@ -132,7 +132,7 @@ def test_where_nothing_can_go_the_request_learns_who_holds_the_memory(tmp_path: 
         assert re.search(r"is held by 'kept' 1\d\.\d MiB \(keep_loaded\)", text), text
         assert client.is_model_ready("asked"), "it has not failed"
         with pytest.raises(
-            InferenceServerException, match=r"takes about 150.0 MiB, more than --model-memory-budget"
+            InferenceServerException, match=r"takes about 150\.0 MiB, more than --model-memory-budget"
         ):
             infer(client, "large")
         with pytest.raises(InferenceServerException, match="there is no room for model 'asked'"):

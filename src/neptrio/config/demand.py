@@ -13,7 +13,7 @@ LOAD = "load"
 KEEP = "keep_loaded"
 IDLE = "idle_unload_seconds"
 LEAST = "minimum_loaded_seconds"
-LEAST_SECONDS = 2.0  # a model that was just loaded is not put away for another one
+LEAST_SECONDS = 0.5  # a model that was just loaded is not put away for another one
 
 
 @dataclass(frozen=True)
