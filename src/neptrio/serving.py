@@ -310,8 +310,9 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="false: trace_file is the command line's for good")  # fmt: skip
     add("--trace-tensor-bytes", type=flags.positive, default=1 << 20,
         help="how much of a tensor is traced")  # fmt: skip
-    add("--allow-forced-trace", type=flags.boolean, default=False,
-        help="a request may have itself traced: parameter neptrio_trace, header neptrio-trace")  # fmt: skip
+    add("--allow-forced-trace", type=flags.boolean, default=None,
+        help="a request may have itself traced: parameter neptrio_trace, header neptrio-trace "
+        "(default: on loopback addresses)")  # fmt: skip
     return p
 
 

@@ -143,7 +143,7 @@ class Settings:
     trace_max_bytes: int = MAX_BYTES
     allow_trace_file_update: bool = True
     trace_tensor_bytes: int = 1 << 20
-    allow_forced_trace: bool = False
+    allow_forced_trace: bool | None = None  # None: where only this machine reaches the ports
 
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
@@ -203,7 +203,7 @@ class Settings:
             directory=self.trace_dir,
             max_bytes=self.trace_max_bytes,
             tensor_bytes=self.trace_tensor_bytes,
-            allow_forced=self.allow_forced_trace,
+            allow_forced=self.forced_trace,
         )
 
     def change(self, what: str) -> None:
@@ -253,6 +253,14 @@ class Settings:
         if self.allow_file_override is not None:
             return self.allow_file_override
         return host is not None and (not host or is_loopback(host))
+
+    @property
+    def forced_trace(self) -> bool:
+        """Whether a request may have itself traced: by itself only where no other machine reaches REST and gRPC."""
+        if self.allow_forced_trace is not None:
+            return self.allow_forced_trace
+        used = [self.http_address] * self.allow_http + [self.grpc_address] * self.allow_grpc
+        return bool(used) and all(map(is_loopback, used))
 
     @property
     def grace_secs(self) -> float:

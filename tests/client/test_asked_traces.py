@@ -16,6 +16,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.settings import Settings
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.traced import read
@@ -53,7 +54,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
     write_model(repository, "waits", WAITS_CONFIG, {"1/model.py": WAITS})
     folder = tmp_path_factory.mktemp("traces")
-    with ServerProcess(repository, "--allow-forced-trace=true", f"--trace-dir={folder}") as process:
+    with ServerProcess(
+        repository, f"--trace-dir={folder}"
+    ) as process:  # forced traces: on loopback by itself
         process.folder = folder  # type: ignore[attr-defined]
         yield process
 
@@ -177,6 +180,7 @@ def test_it_takes_a_permission(tmp_path: Path) -> None:
         f"--trace-config=triton,file={tmp_path}/t",
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=3",
+        "--allow-forced-trace=false",
     )
     with ServerProcess(tmp_path / "models", *flags) as server:
         with httpclient.InferenceServerClient(server.http) as client:
@@ -184,6 +188,16 @@ def test_it_takes_a_permission(tmp_path: Path) -> None:
                 client.infer("number", tensor(httpclient), request_id=str(i), headers={"neptrio-trace": "1"},
                              parameters={"neptrio_trace": "LOUD"})  # fmt: skip
     assert ids(read(f"{tmp_path}/t")) == ["2"]  # the third, as the rate says
+
+
+def test_where_it_needs_no_flag() -> None:
+    assert Settings(http_address="127.0.0.1", grpc_address="::1").forced_trace
+    assert Settings(http_address="127.0.0.1", allow_grpc=False).forced_trace
+    assert not Settings().forced_trace, "the defaults are all addresses"
+    assert not Settings(http_address="127.0.0.1").forced_trace, "gRPC is reached by others"
+    assert not Settings(allow_http=False, allow_grpc=False).forced_trace, "nobody knows who embeds it"
+    assert Settings(allow_forced_trace=True).forced_trace
+    assert not Settings(http_address="::1", grpc_address="::1", allow_forced_trace=False).forced_trace
 
 
 # ------------------------------------------------------------ slow or failed

@@ -180,7 +180,7 @@ class Console:
             "read_only": settings.read_only,
             "model_control_mode": settings.model_control_mode,
             "admin_elsewhere": settings.admin_address is not None and not self._admin,
-            "forced_trace": settings.allow_forced_trace,
+            "forced_trace": settings.forced_trace,
             "rest": None
             if self._rest_port is None
             else {"port": self._rest_port, "tls": settings.http_tls_cert is not None},
