@@ -27,7 +27,7 @@ from neptrio.request.infer_request cimport (
 from operator import index
 
 from neptrio.datatypes import NAME
-from neptrio.errors import InvalidArgument
+from neptrio.errors import InvalidArgument, meant
 from neptrio.limits import LONGEST_VALUE, shown
 
 cdef object ZERO = 0    # most requests are of no sequence
@@ -215,7 +215,9 @@ cpdef validate(InferRequest r, ModelCore m):
         for i in range(n):  # no more than the model's outputs: of more, one is unknown or repeated
             out = r.outputs[i]
             if out.name not in m.output_names:
-                raise InvalidArgument(f"unexpected inference output '{out.name}' for model '{m.name}'")
+                raise InvalidArgument(
+                    f"unexpected inference output '{out.name}' for model '{m.name}'"
+                    f"{meant(out.name, sorted(m.output_names))}")
             for j in range(i):
                 before = r.outputs[j]
                 if before.name == out.name:
@@ -259,7 +261,9 @@ cpdef validate(InferRequest r, ModelCore m):
         if not same_name(t.name, spec.name):
             spec = m.input_index.get(t.name)
         if spec is None:
-            raise InvalidArgument(f"unexpected inference input '{t.name}' for model '{m.name}'")
+            raise InvalidArgument(
+                f"unexpected inference input '{t.name}' for model '{m.name}'"
+                f"{meant(t.name, m.input_index)}")
         t.name = spec.name  # the same object, which later comparisons find at once
         if t.dtype != spec.dtype:
             raise InvalidArgument(

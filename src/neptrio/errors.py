@@ -8,12 +8,30 @@ request is INVALID_ARGUMENT, not INTERNAL.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import Enum
+from itertools import islice
 
 from grpclib.const import Status
 
 from neptrio.foreign import text_of, type_name
 from neptrio.limits import LONGEST_ERROR, shown
+
+MOST_NAMES = 100  # compared with a wrong one: comparing all would be work that anybody can ask for
+LONGEST_COMPARED = 64
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """What follows the text about an unknown name: the nearest of those that there are, "" where none is near.
+
+    Not for names that clients have encoded, whose mistake is another one.
+    """
+    if len(word) > LONGEST_COMPARED or "%" in word:
+        return ""
+    short = (name for name in known if len(name) <= LONGEST_COMPARED)
+    near = difflib.get_close_matches(word, list(islice(short, MOST_NAMES)), 1, 0.6)
+    return f", did you mean '{near[0]}'?" if near else ""
 
 
 class Code(Enum):

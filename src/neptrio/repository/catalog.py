@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from neptrio.codec.json_reader import too_long
-from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable, meant
 from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import lifecycle, scan
 from neptrio.repository.budget import Budget
@@ -44,13 +44,6 @@ def not_above_zero(version: str) -> InvalidArgument:
     )
 
 
-def _unknown(name: str) -> TritonError:
-    """The error for a model that there is not; a name that none can have is refused as such."""
-    if len(name) > LONGEST_NAME:
-        return too_long("model", name)
-    return NotFound(f"Request for unknown model: '{shown(name)}' is not found")
-
-
 class Catalog:
     """The records of all models that are or were served, or were asked for. Trio thread only."""
 
@@ -76,6 +69,16 @@ class Catalog:
             record.lacking = lacking
             self.readiness.notify(record.name)
 
+    def _unknown(self, name: str) -> TritonError:
+        """The error for a model that there is not; a name that none can have is refused as such.
+
+        The nearest name is told where clients have no tokens, which may keep names from them.
+        """
+        if len(name) > LONGEST_NAME:
+            return too_long("model", name)
+        near = "" if self._settings.auth_config is not None else meant(name, self.latest)
+        return NotFound(f"Request for unknown model: '{shown(name)}' is not found{near}")
+
     def lookup(self, name: str, version: str = "") -> Model:
         """The ready version with that number, or the highest one. Errors are those of docs/protocol/features.md A1."""
         if not version:
@@ -91,7 +94,7 @@ class Catalog:
                 failed = any(row.state is lifecycle.State.FAILED for row in self._rows(name).values())
                 why = "; it failed to load, the log and the repository index say why" if failed else ""
                 raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions{why}")
-            raise _unknown(name)
+            raise self._unknown(name)
         for what, text in (("model", name), ("version", version)):
             if len(text) > LONGEST_NAME:
                 raise too_long(what, text)
@@ -101,7 +104,7 @@ class Catalog:
         self._refuse_absent(name)
         versions = self._rows(name)
         if not versions and not self._versionless(name):
-            raise _unknown(name)
+            raise self._unknown(name)
         row = versions.get(number)
         if row is None:
             raise NotFound(f"Request for unknown model: '{shown(name)}' version {number} is not found")
@@ -287,7 +290,7 @@ class Catalog:
             found = record.progress()
         else:
             if name not in await self.places.listed():
-                raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
+                raise self._unknown(name)
             found = {"name": name, "versions": []}
         known = None if self.demand is None else self.demand.known.get(name)
         if known is not None:

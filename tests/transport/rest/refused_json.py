@@ -24,6 +24,13 @@ case = CASES = Cases()
 
 case("unknown-model-beats-bad-json", "nope", b"{", "Request for unknown model: 'nope' is not found", 404)
 case(
+    "near-model",
+    "simpel",
+    b"{",
+    "Request for unknown model: 'simpel' is not found, did you mean 'simple'?",
+    404,
+)
+case(
     "unknown-version",
     "simple/versions/7",
     b"{",
@@ -243,6 +250,12 @@ case(
     UNKNOWN
     + "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) ['INPUT0','INPUT1','INPUT2'], the "
     "model takes ['INPUT0','INPUT1'].",
+)
+case(
+    "near-name",
+    "simple",
+    first(name="INPUT9"),
+    "unexpected inference input 'INPUT9' for model 'simple', did you mean 'INPUT1'?",
 )
 case("wrong-name", "simple", first(name="FOO"), "unexpected inference input 'FOO' for model 'simple'")
 case("duplicate-input", "simple", first(name="INPUT1"), UNKNOWN + "input 'INPUT1' already exists in request")
