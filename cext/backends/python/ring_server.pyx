@@ -29,7 +29,8 @@ from neptrio.rings.kinds cimport *
 from neptrio.rings.packet cimport Packer, Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry, Segment, ring_head
 
-from neptrio.backends.python.convert import known
+from neptrio.backends.python.convert import known, tell_of
+from neptrio.backends.python.tensors import as_configured
 from neptrio.errors import Internal, Reason
 from neptrio.foreign import valid
 from neptrio.rings.message import Violation
@@ -381,14 +382,12 @@ cdef class ServerSide(RingSender):
 
 
 cdef int leave_out(InferRequest request, InferResponse response) except -1:
-    """Outputs that the configuration does not have are not sent, unless they were asked for by name."""
+    """Outputs that the configuration does not have are not sent, unless they were asked for by name; what is not as it says
+    is logged."""
     cdef Tensor tensor
-    if request.outputs is not None or not response.outputs:
+    if response.outputs is None or response.error is not None or as_configured(request, response.outputs):
         return 0
-    names = getattr(request.model, "known_outputs", None)
-    if names is not None:
-        for tensor in response.outputs:
-            if tensor.name not in names:
-                response.outputs = known(request, response.outputs)
-                break
+    tell_of(request.model, [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in response.outputs],
+            None if request.outputs is None else [o.name for o in request.outputs])
+    response.outputs = known(request, response.outputs)
     return 0

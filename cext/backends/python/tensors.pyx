@@ -183,3 +183,27 @@ def outputs(object response, names, bint sole):
                 tensor._array = tensor.as_numpy()
             made.append(take(tensor._name, tensor._dtype, tensor, sole and Py_REFCNT(tensor) <= _most.tensor))
     return made
+
+
+def as_configured(object request, list tensors):
+    # type: (InferRequest, list[Tensor] | None) -> bool
+    """Whether the outputs are those that the client named, or else all that the configuration has, of its datatypes and
+    numbers of dimensions. True as well for an answer without data of a decoupled model."""
+    cdef Tensor tensor
+    cdef tuple expected
+    cdef dict types
+    cdef Py_ssize_t found = 0
+    types = getattr(request.model, "output_types", None)  # tests have models that know none
+    if types is None or tensors is None or (request.outputs is None and not tensors and request.model.decoupled):
+        return True
+    for tensor in tensors:
+        expected = types.get(tensor.name)
+        if expected is None:
+            if tensor.name not in request.model.state_outputs:
+                return False
+            continue
+        found += 1
+        if tensor.dtype != <int>expected[0] or (
+                <int>expected[1] >= 0 and len(tensor.shape) != <int>expected[1]):
+            return False
+    return found >= (len(types) if request.outputs is None else len(request.outputs))

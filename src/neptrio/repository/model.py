@@ -80,7 +80,7 @@ class Model(ServedModel):
         # outputs that are fed back as implicit state: made whatever the client asked for
         self.state_outputs = ()
         self.counters = ModelCounters()
-        self.told_of_outputs = False  # the log has said that it makes outputs missing from its configuration
+        self.told_of_outputs: set[str] = set()  # what the log has said of answers that are not as configured
         self._question: _Question | None = None  # while the instances are asked is_ready()
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
@@ -132,6 +132,15 @@ class Model(ServedModel):
         """The outputs that a response may hold when the client asked for none in particular: those of the
         configuration and those that are implicit state."""
         return frozenset((*self.output_names, *self.state_outputs))
+
+    @cached_property
+    def output_types(self) -> dict[str, tuple[int, int]]:
+        """Datatype and number of dimensions of each output as the configuration has them, -1 for any number."""
+        row = 1 if self.max_batch_size > 0 else 0
+        dims = {o.name: o.reshape.shape if o.HasField("reshape") else o.dims for o in self.config.output}
+        return {
+            o.name: (int(o.data_type), len(dims[o.name]) + row if o.dims else -1) for o in self.config.output
+        }
 
     @cached_property
     def _has_strings(self) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import neptrio.request.device_memory as device_memory
 import triton_python_backend_utils as utils
+from neptrio import datatypes
 from neptrio.backends import device_outputs
 from neptrio.backends.python import device_tensors
-from neptrio.backends.python.tensors import copied, outputs, private, readonly, writable
+from neptrio.backends.python.tensors import as_configured, copied, outputs, private, readonly, writable
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.foreign import text_of
+from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
 from triton_python_backend_utils._errors import ErrorCode
 
@@ -42,6 +45,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
 }
 NUMBERS_FOR_SERVER = NUMBERS | {Code.TIMED_OUT: TIMED_OUT}  # what the server is told
 GPU = int(MemoryKind.GPU_MEMORY)
+MOST_TOLD = 8  # differences between a model's answers and its configuration that are logged
 log = logging.getLogger("neptrio.python")
 _telling = threading.Lock()  # so that a model's instances together log a warning once
 new_request = utils.InferenceRequest.__new__
@@ -108,8 +112,9 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
         return InferResponse(None, refused, made._parameters)
     names: Collection[str] | None = wanted_names(request)
     tensors = outputs(made, request.model.known_outputs if names is None else names, sole)
-    if names is None and len(tensors) != len(made._tensors):
-        _tell_of(request.model, (tensor._name for tensor in made._tensors))
+    if not as_configured(request, tensors) or (names is None and len(tensors) != len(made._tensors)):
+        rows = [(tensor._name, tensor._dtype, len(tensor.shape())) for tensor in made._tensors]
+        tell_of(request.model, rows, names)
     if device_memory.in_use():
         tensors = device_outputs.settle(request, tensors)
     return InferResponse(tensors, None, made._parameters)
@@ -120,23 +125,51 @@ def known(request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
     if request.outputs is not None:
         return tensors
     names = request.model.known_outputs
-    kept = [tensor for tensor in tensors if tensor.name in names]
-    if len(kept) != len(tensors):
-        _tell_of(request.model, (tensor.name for tensor in tensors))
-    return kept
+    return [tensor for tensor in tensors if tensor.name in names]
 
 
-def _tell_of(model: Any, made: Iterable[str]) -> None:
-    with _telling:
-        told, model.told_of_outputs = model.told_of_outputs, True
-    if not told:
-        extra = [name for name in made if name not in model.known_outputs]
-        log.warning(
-            "model '%s' makes output(s) %s that its configuration does not have: they are not sent",
-            model.name,
-            extra,
-            extra={"subject": model.name},
-        )
+def tell_of(model: Any, made: Iterable[tuple[str, int, int]], wanted: Iterable[str] | None) -> None:
+    """Logs how an answer differs from the configuration, each difference once, and MOST_TOLD of them.
+
+    `made` are the outputs in it: name, datatype, number of dimensions; `wanted` those that the client named, of which
+    alone an answer may have been made.
+    """
+    made = list(made)
+    for text in _differences(model.output_types, model.state_outputs, made, wanted):
+        with _telling:
+            if text in model.told_of_outputs or len(model.told_of_outputs) >= MOST_TOLD:
+                continue
+            model.told_of_outputs.add(text)
+        log.warning("model '%s' %s", model.name, text, extra={"subject": model.name})
+
+
+def _differences(
+    types: dict[str, tuple[int, int]],
+    states: Collection[str],
+    made: list[tuple[str, int, int]],
+    wanted: Iterable[str] | None,
+) -> Iterator[str]:
+    names = [name for name, _, _ in made]
+    extra = [name for name in names if name not in types and name not in states]
+    missing = [name for name in (types if wanted is None else wanted) if name not in names]
+    if extra:
+        yield f"makes output(s) {shown(str(extra))} that its configuration does not have: they are not sent"
+    for name in missing:
+        near = difflib.get_close_matches(name, extra, 1, 0.5)
+        meant = f": is '{shown(near[0])}' meant to be it?" if near else ""
+        yield f"answers without its output '{name}': clients get an answer that lacks it{meant}"
+    for name, dtype, rank in made:
+        expected = types.get(name)
+        if expected is None:
+            continue
+        if dtype != expected[0]:
+            is_, should = datatypes.NAME.get(dtype, "another type"), datatypes.NAME.get(expected[0], "none")
+            yield f"makes output '{name}' as {is_}, its configuration says {should}: clients get {is_}"
+        if expected[1] not in (-1, rank):
+            yield (
+                f"makes output '{name}' with {rank} dimension(s), its configuration says {expected[1]}, the batch's included "
+                "where it has one"
+            )
 
 
 def received(response: InferResponse) -> utils.InferenceResponse:
