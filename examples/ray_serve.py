@@ -1,6 +1,6 @@
 """Scales a real model, Magika's file types, from 1 to 3 replicas on Ray Serve, and prints the throughput of each step.
 
-    pip install 'neptrio[ray]' && python examples/prepare.py
+    pip install 'ray[serve]' aiohttp && python examples/prepare.py
     python examples/ray_serve.py [--seconds S] [--clients N] [--replicas 1,2,3]
 
 Every replica hosts an engine with the ensemble `file_type`. The clients are threads with a batch of 16 files of 4 KiB in

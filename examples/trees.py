@@ -1,6 +1,6 @@
 """Trains trees on a data set that scikit-learn brings, makes a model folder of them with one command, and asks the server.
 
-pip install 'neptrio[trees]' scikit-learn
+pip install 'treelite<5' scikit-learn
 python examples/trees.py [FOLDER]        writes FOLDER/tumors.tl and FOLDER/models (default: here)
 """
 

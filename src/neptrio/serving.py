@@ -61,7 +61,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add = p.add_argument_group("model repository").add_argument
     add("--model-repository", "--model-store", type=flags.repository, action="append", default=[],
         help="a folder of models, or a URL of cloud storage (s3://bucket/models, any that fsspec knows; "
-        "needs neptrio[cloud]); may be repeated")  # fmt: skip
+        "needs the extra cloud); may be repeated")  # fmt: skip
     add("--model-repository-cache", type=Path, default=None,
         help="keep what was fetched from cloud storage here for the next start")  # fmt: skip
     add("--model-name", "--model_name", type=flags.model_name, default="",

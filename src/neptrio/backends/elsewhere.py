@@ -9,7 +9,7 @@ from __future__ import annotations
 
 _PROVIDER = (
     'backend: "onnxruntime" and optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
-    " in config.pbtxt (pip install 'neptrio[onnx-gpu]' and TensorRT's libraries)"
+    " in config.pbtxt (pip install 'onnxruntime-gpu[cuda,cudnn]' and TensorRT's libraries)"
 )
 # backend -> what to do with its models
 WAYS = {

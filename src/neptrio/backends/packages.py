@@ -27,6 +27,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from neptrio import extras as own_extras
 from neptrio.backends.python import examine
 from neptrio.errors import InvalidArgument
 from neptrio.foreign import summary
@@ -49,6 +50,8 @@ class Entry:
     def install(self, missing: list[str]) -> str:
         """The command that installs what is missing, top-level modules."""
         extras = {extra for name in missing for what, extra in self.required[::-1] if what == name.lower()}
+        if self.distribution == own_extras.OWN and extras:
+            return own_extras.install(sorted(extras)[0])
         wanted = self.distribution + (f"[{','.join(sorted(extras))}]" if extras else "")
         return f"pip install '{wanted}'"
 

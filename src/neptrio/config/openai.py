@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from neptrio import extras
 from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
 
@@ -177,7 +178,7 @@ def _template(folder: Path, name: str) -> Render:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise InvalidArgument(
-            f"parameter '{PREFIX}{TEMPLATE}' needs the package jinja2: pip install 'neptrio[openai]'"
+            f"parameter '{PREFIX}{TEMPLATE}' needs the package jinja2: {extras.install('openai')}"
         ) from None
 
     def refuse(message: str) -> None:

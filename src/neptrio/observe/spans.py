@@ -27,7 +27,7 @@ import time
 from random import getrandbits
 from typing import Any
 
-from neptrio import __version__
+from neptrio import __version__, extras
 from neptrio.errors import Unavailable
 from neptrio.loop import threads
 from neptrio.observe import current_span
@@ -48,7 +48,7 @@ try:
 except ImportError as error:
     raise Unavailable(
         "trace mode opentelemetry needs packages that are not installed; install them with "
-        f"pip install 'neptrio[opentelemetry]' ({error})"
+        f"{extras.install('opentelemetry')} ({error})"
     ) from None
 
 log = logging.getLogger("neptrio.trace")

@@ -13,7 +13,9 @@ from __future__ import annotations
 try:
     from ray import serve as _serve  # noqa: F401
 except ImportError as error:
-    raise ImportError("neptrio.ray needs Ray Serve: pip install 'neptrio[ray]'") from error
+    from neptrio import extras as _extras
+
+    raise ImportError(f"neptrio.ray needs Ray Serve: {_extras.install('ray')}") from error
 
 from neptrio.ray.app import GRPC_SERVICERS, app, build
 from neptrio.ray.autoscaling import QueueDepthPolicy

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neptrio import extras
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.foreign import summary
 from neptrio.repository import override
@@ -131,7 +132,7 @@ class CloudRepository:
                 import fsspec
             except ImportError:
                 raise Unavailable(
-                    f"repository '{self.url}' needs fsspec: install neptrio[cloud], or the storage's own package"
+                    f"repository '{self.url}' needs fsspec: {extras.install('cloud')}, or the storage's own package"
                 ) from None
             storage, root = fsspec.core.url_to_fs(self._url)
             yield storage, root.rstrip("/")

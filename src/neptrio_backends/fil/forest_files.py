@@ -105,7 +105,7 @@ def _skops(path: str) -> Any:
         import skops.io
     except ImportError as error:
         raise ValueError(
-            f"{path} needs skops and scikit-learn: pip install 'neptrio[skops]' ({error})"
+            f"{path} needs skops and scikit-learn: pip install 'skops<1' scikit-learn ({error})"
         ) from None
     try:
         unknown = skops.io.get_untrusted_types(file=path)

@@ -459,6 +459,9 @@ def test_without_onnx_runtime_a_load_says_what_to_install(tmp_path: Path) -> Non
     with ServerProcess(
         tmp_path / "models", "--exit-on-error=false", env=os.environ | {"PYTHONPATH": path}
     ) as server:
-        assert "ONNX models need ONNX Runtime: pip install 'neptrio[onnx]'" in server.log()
+        assert (
+            "ONNX models need ONNX Runtime: pip install 'onnxruntime<2,>=1.20', or for GPUs: pip install 'onnxruntime-gpu["
+            in server.log()
+        )
         with httpclient.InferenceServerClient(server.http) as client:
             assert client.is_model_ready("other") and not client.is_model_ready("scale")

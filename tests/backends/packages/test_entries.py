@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from neptrio import extras
 from neptrio.backends import packages, registry
 from neptrio.config import model_config
 from neptrio.errors import InvalidArgument
@@ -173,7 +174,10 @@ def test_what_is_not_installed_is_named_with_the_command(
 def test_the_servers_own_packages_name_their_extras(backend: str, module: str, extra: str) -> None:
     entry = packages.find(backend)
     assert entry is not None and packages.model_file(entry).parent.name == backend
-    assert entry.install([module]) == f"pip install 'neptrio[{extra}]'"
+    assert entry.install([module]) == extras.install(extra)
+    assert extras.install(extra).startswith(f"pip install '{module}"), (
+        "not our own name, which nobody owns on an index"
+    )
 
 
 @pytest.mark.slow

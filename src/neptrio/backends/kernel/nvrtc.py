@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neptrio import extras
 from neptrio.backends.kernel import host_compiler
 from neptrio.backends.kernel.source import Source, closure
 from neptrio.errors import InvalidArgument
@@ -103,7 +104,7 @@ def library() -> Any:
     except Exception as error:
         said = " ".join(str(error).split())
         raise InvalidArgument(
-            f"NVRTC is not available ({said}); install it with: pip install 'neptrio[cuda]'"
+            f"NVRTC is not available ({said}); install it with: {extras.install('cuda')}"
         ) from None
     return nvrtc
 

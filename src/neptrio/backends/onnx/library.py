@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from neptrio import extras
 from neptrio.backends.onnx.api import Unusable, load, messages
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import LoadContext
@@ -54,7 +55,7 @@ def module() -> Any:
         import onnxruntime
     except ImportError as error:
         raise InvalidArgument(
-            f"ONNX models need ONNX Runtime: pip install 'neptrio[onnx]', or 'neptrio[onnx-gpu]' for GPUs ({error})"
+            f"ONNX models need ONNX Runtime: {extras.install('onnx')}, or for GPUs: {extras.install('onnx-gpu')} ({error})"
         ) from None
     return onnxruntime
 

@@ -253,6 +253,6 @@ def _why(name: str) -> str:
 def _remedy() -> str:
     return (
         onnx_library.doubled()
-        or "'neptrio[onnx-gpu]' in the place of 'neptrio[onnx]' has CUDA's libraries and cuDNN; TensorRT's are another "
+        or "onnxruntime-gpu[cuda,cudnn] in the place of onnxruntime has CUDA's libraries and cuDNN; TensorRT's are another "
         "package; or use KIND_CPU"
     )
