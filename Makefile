@@ -102,7 +102,7 @@ test-image: build ## Build the container image with buildah, run it read-only an
 test-ray: build ## Run tests/ray with a real Ray on this machine, in an environment of its own (100 MB to fetch)
 	@$(BIN)/python tools/test_ray.py $(ARGS)
 
-test-backends: build ## Run the tests of the PyTorch backend, in an environment of their own (200 MB to 3 GB to fetch, as pip chooses)
+test-backends: build ## Run the tests of the backends pytorch and transformers, in an environment of their own (200 MB to 3 GB to fetch, as pip chooses)
 	@$(BIN)/python tools/test_backends.py $(ARGS)
 
 test-frontends: build ## Run every test that starts a server with two front ends (12 minutes); ARGS='...' narrows it

@@ -99,6 +99,7 @@ ALLOWED = {
     "src/triton_python_backend_utils/_host.py": {"_default": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/compiled_ring.py": {"preloaded": OF_A_MODEL_PROCESS},
     "src/neptrio_backends/pytorch/model.py": {"_shared": OF_A_MODEL_PROCESS},
+    "src/neptrio_backends/transformers/model.py": {"_shared": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/stop_signal.py": dict.fromkeys(
         ("_hooked", "_thread"), OF_A_MODEL_PROCESS
     ),

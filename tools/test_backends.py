@@ -2,7 +2,7 @@
 
     python tools/test_backends.py [arguments of pytest]
 
-The environment is build/backends-environment. It has PyTorch, and sees the packages that testing the server needs, this
+The environment is build/backends-environment. It has PyTorch and transformers, and sees the packages that testing the server needs, this
 checkout among them. It is kept, and made anew when the requirements have changed. PyTorch is the newest that pyproject.toml
 allows and pip finds; one for the CPU is enough, and a fifteenth of the size where pip's own settings lead to one.
 """
@@ -24,7 +24,7 @@ ENVIRONMENT = ROOT / "build" / "backends-environment"
 def environment() -> Path:
     """The environment's Python, made anew when the requirements have changed."""
     python = ENVIRONMENT / "bin" / "python"
-    wanted = requirements.wanted("pytorch")
+    wanted = requirements.wanted("transformers")
     text = "\n".join([sys.version, *wanted, ""])
     stamp = ENVIRONMENT / "requirements.txt"
     if not stamp.exists() or stamp.read_text() != text:
@@ -42,7 +42,7 @@ def environment() -> Path:
 def main() -> int:
     arguments = sys.argv[1:]
     if not any(argument.startswith("tests") for argument in arguments):
-        arguments = ["tests/backends/pytorch", *arguments]
+        arguments = ["tests/backends/pytorch", "tests/backends/transformers", *arguments]
     command = [environment(), "-m", "pytest", "-p", "no:xdist", *arguments]
     return subprocess.run(command, cwd=ROOT).returncode
 

@@ -49,7 +49,9 @@ class Entry:
 
     def install(self, missing: list[str]) -> str:
         """The command that installs what is missing, top-level modules."""
-        extras = {extra for name in missing for what, extra in self.required[::-1] if what == name.lower()}
+        asking = {extra for name in missing for what, extra in self.required[::-1] if what == name.lower()}
+        # where several extras ask for it, the one that is called like the backend
+        extras = {self.name} if self.name in asking else asking
         if self.distribution == own_extras.OWN and extras:
             return own_extras.install(sorted(extras)[0])
         wanted = self.distribution + (f"[{','.join(sorted(extras))}]" if extras else "")

@@ -38,6 +38,13 @@ _BACKEND_OF_FILE = {
     "model.graphdef": "tensorflow",
 }
 _BACKEND_OF_SUFFIX = {Path(file).suffix: backend for file, backend in _BACKEND_OF_FILE.items()}
+# weights of a Hugging Face folder, which is known by its config.json beside them
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 _PLATFORM_OF_BACKEND = {
     "onnxruntime": "onnxruntime_onnx",
     "pytorch": "pytorch_libtorch",
@@ -92,6 +99,8 @@ def _backend_of_files(config: Any, model_dir: Path) -> str:
             for file, backend in _BACKEND_OF_FILE.items():
                 if (version / file).exists():
                     return backend
+            if (version / "config.json").exists() and any((version / file).exists() for file in _WEIGHTS):
+                return "transformers"
     return ""
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODELS = ("model.onnx", "model.py", "model.pt", "model.pt2", "model.plan", "model.xml", "model.savedmodel")
+MODELS = (
+    "model.onnx",
+    "model.py",
+    "model.pt",
+    "model.pt2",
+    "model.plan",
+    "model.xml",
+    "model.savedmodel",
+    "model.safetensors",
+)
 
 
 def hints(model_dir: Path) -> list[str]:

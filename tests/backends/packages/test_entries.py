@@ -169,7 +169,12 @@ def test_what_is_not_installed_is_named_with_the_command(
 
 @pytest.mark.parametrize(
     ("backend", "module", "extra"),
-    [("fil", "treelite", "trees"), ("pytorch", "torch", "pytorch"), ("openvino", "openvino", "openvino")],
+    [
+        ("fil", "treelite", "trees"),
+        ("pytorch", "torch", "pytorch"),  # which two extras ask for
+        ("openvino", "openvino", "openvino"),
+        ("transformers", "torch", "transformers"),
+    ],
 )
 def test_the_servers_own_packages_name_their_extras(backend: str, module: str, extra: str) -> None:
     entry = packages.find(backend)
