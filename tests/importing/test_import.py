@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from neptrio import commands
+from neptrio.importing import formats
 from tests.backends.fil import ensembles
 from tests.support import onnx_models
 from tests.support.http import Http1
@@ -158,3 +160,34 @@ def test_a_folder_that_is_there_is_not_touched(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "taken.onnx").write_bytes(onnx_models.add_sub())
     assert "is there already" in refused(tmp_path, capsys, tmp_path / "taken.onnx")
     assert list((tmp_path / "models/taken").iterdir()) == []
+
+
+def test_a_folder_of_a_hugging_face_model_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(**files: object) -> Path:
+        for name, content in files.items():
+            (tmp_path / ".".join(name.rsplit("__", 1))).write_text(json.dumps(content))
+        return tmp_path
+
+    folder = written(config__json={"architectures": ["BertForMaskedLM"]}, model__safetensors=0, model__onnx=0)
+    assert formats.inside(folder)[1].sample == b"text"
+    written(tokenizer_config__json={"mask_token": {"content": "<mask>"}})
+    file, kind = formats.inside(folder)
+    assert (file.name, kind.backend, kind.sample) == ("config.json", "transformers", b"text <mask>")
+    assert "*.onnx" in kind.left and "*.json" not in kind.left
+    assert formats.inside(written(preprocessor_config__json={}))[1].sample == formats.PIXEL
+    json.dumps(formats.PIXEL.decode())  # a request in JSON can hold it
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert formats.inside(folder)[1].left == ()  # so that the backend sees what it refuses
+    (tmp_path / "model.onnx").write_bytes(onnx_models.add_sub())
+    (tmp_path / "pytorch_model.bin").unlink()
+    assert formats.inside(folder)[1].backend == "onnxruntime"
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="it is installed: make test-backends")
+def test_a_folder_whose_backend_is_not_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "net" / name).write_text("{}")
+    assert "pip install 'neptrio[transformers]'" in refused(tmp_path, capsys, tmp_path / "net")

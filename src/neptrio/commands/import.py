@@ -4,7 +4,7 @@ The folder has the file under the name that its backend looks for, a configurati
 to try. The model is loaded and asked once before the folder is put into the repository.
 
 Known are ONNX, PyTorch (.pt2; .pt does not say what its tensors are), OpenVINO, trees of XGBoost, LightGBM, treelite and
-skops, and Python models. A folder is taken with all that is in it, if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
+skops, Python models, and folders of Hugging Face models. Another folder is taken with all that is in it, if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def run(options: argparse.Namespace) -> int:
     for line in made.unknown:
         print(f"not known: {line}")
     print(f"serve it:  neptrio --model-repository={options.repository}")
+    curl, route = ("curl -N", "generate_stream") if made.streams else ("curl", "infer")
     print(
-        f"ask it:    curl -d @{made.folder / folder.REQUEST} localhost:8000/v2/models/{made.folder.name}/infer"
+        f"ask it:    {curl} -d @{made.folder / folder.REQUEST} localhost:8000/v2/models/{made.folder.name}/{route}"
     )
     return int(bool(made.problem))
 

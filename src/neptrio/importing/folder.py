@@ -44,6 +44,7 @@ class Imported:
     config: dict[str, Any] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)  # the outputs of the test request
     request: str = ""  # the file with the test request
+    streams: bool = False  # it gives several answers to a request
     problem: str = ""  # why it was not answered
     unknown: list[str] = field(default_factory=list)
 
@@ -83,7 +84,7 @@ def make(source: Path, repository: Path, name: str = "", backend: str = "") -> I
 
 def _copy(source: Path, file: Path, kind: formats.Kind, version: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, version)
+        shutil.copytree(source, version, ignore=shutil.ignore_patterns(*kind.left))
         (version / file.relative_to(source)).rename(version / kind.name)
         if file.suffix == ".xml" and (version / f"{file.stem}.bin").exists():
             (version / f"{file.stem}.bin").rename(version / "model.bin")
@@ -110,9 +111,12 @@ def _try(made: Imported, repository: Path, name: str, folder: Path) -> None:
         written = _as_json(made.config, inputs)
         if written:
             made.request = REQUEST
-            (folder / REQUEST).write_text(json.dumps({"inputs": written}) + "\n")
+            made.streams = _decoupled(made.config)
+            # a route that carries several answers takes values by their names
+            whole = {row["name"]: row["data"] for row in written} if made.streams else {"inputs": written}
+            (folder / REQUEST).write_text(json.dumps(whole) + "\n")
         try:
-            if made.config.get("model_transaction_policy", {}).get("decoupled"):
+            if _decoupled(made.config):
                 response = next(iter(model.stream(inputs)))
             else:
                 response = model.infer(inputs)
@@ -121,16 +125,25 @@ def _try(made: Imported, repository: Path, name: str, folder: Path) -> None:
             made.problem = str(error)
 
 
+def _decoupled(config: dict[str, Any]) -> bool:
+    return bool(config.get("model_transaction_policy", {}).get("decoupled"))
+
+
 def _inputs(made: Imported) -> Iterator[tuple[str, np.ndarray]]:
     batched = made.config.get("max_batch_size", 0) > 0
-    for tensor in made.config["input"]:
+    inputs = made.config["input"]
+    # one that takes a text or its tokens has them all optional: the first is what people have
+    for tensor in [row for row in inputs if not row.get("optional")] or inputs[:1]:
         dims = [int(size) for size in tensor["dims"]]
         if -1 in dims:
             made.unknown.append(f"input {tensor['name']} has dims {dims}: 1 was taken for each -1")
         shape = [1] * batched + [1 if size < 0 else size for size in dims]
         dtype = datatypes.NUMPY[datatypes.FROM_CONFIG_NAME[tensor["data_type"]]]
-        yield tensor["name"], np.full(shape, b"text", object) if dtype.hasobject else np.zeros(shape, dtype)
-    if not batched:
+        array = np.zeros(shape, dtype)
+        if dtype.hasobject:
+            array.fill(made.kind.sample)  # np.full() takes zeros at the end away
+        yield tensor["name"], array
+    if not batched and not _decoupled(made.config):
         made.unknown.append(
             "whether requests may be joined: the first dimension is none that every input and output share, so it does "
             "not batch (max_batch_size 0)"
@@ -141,6 +154,8 @@ def _as_json(config: dict[str, Any], inputs: dict[str, np.ndarray]) -> list[dict
     """The inputs of a request in JSON; none where one has a datatype that JSON requests cannot have."""
     found = []
     for tensor in config["input"]:
+        if tensor["name"] not in inputs:
+            continue
         number, array = datatypes.FROM_CONFIG_NAME[tensor["data_type"]], inputs[tensor["name"]]
         if number in (datatypes.FP16, datatypes.BF16):
             return []
@@ -161,6 +176,8 @@ def _written(config: dict[str, Any], source: Path) -> str:
         kept.pop("dynamic_batching", None)
     else:
         kept["dynamic_batching"] = {}
+    if _decoupled(config):
+        kept["model_transaction_policy"] = {"decoupled": True}
     message = json_format.ParseDict(kept, model_config.new_config(), ignore_unknown_fields=True)
     text = text_format.MessageToString(message)
     return f"# found in {source.name} by `neptrio import`: what you change here counts\n{text}"

@@ -3,13 +3,17 @@
 Rules:
  1. A file is renamed to the name that its backend looks for, so that no configuration has to name it.
  2. What cannot be served is refused with what to do instead.
- 3. A folder holds one model's file, and whatever lies beside that is taken along.
+ 3. A folder holds one model's file, and whatever lies beside that is taken along. One of a Hugging Face model is known by its
+    config.json and weights; the same weights in other formats are left.
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from neptrio.backends import elsewhere
 from neptrio.backends.onnx import signature
@@ -21,6 +25,19 @@ PICKLE = (
     "model.save_model('xgboost.ubj') for XGBoost, model.booster_.save_model('model.txt') for LightGBM, "
     "skops.io.dump(model, 'model.skops') for scikit-learn; docs/trees.md has more"
 )
+# weights of a Hugging Face model, and what its folder may hold beside them for other libraries
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+OTHER_WEIGHTS = (
+    "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.tflite", "onnx", "openvino", "coreml",
+    ".git", ".cache",
+)  # fmt: skip
+# a picture of one black pixel, as BMP: of all formats the one that a text can hold
+PIXEL = struct.pack("<2sIIIIiiHHIIiiII", b"BM", 58, 0, 54, 40, 1, 1, 1, 24, 0, 4, 0, 0, 0, 0) + bytes(4)
 # the end of a name -> the backend whose models such files are, where they cannot be served here
 ELSEWHERE = {".plan": "tensorrt", ".engine": "tensorrt", ".savedmodel": "tensorflow", ".dali": "dali"}
 
@@ -34,6 +51,8 @@ class Kind:
     words: str  # what to call it
     beside: tuple[Path, ...] = field(default=())  # files that belong to it
     others: tuple[str, ...] = ()  # backends that serve it as well
+    left: tuple[str, ...] = ()  # patterns of what is not taken along of a folder
+    sample: bytes = b"text"  # what a test request gives for a text
 
     def served_by(self, backend: str) -> Kind:
         """The same for another backend. Raises InvalidArgument when that does not serve it."""
@@ -74,7 +93,8 @@ def recognise(path: Path) -> Kind:
     if kind is None:
         raise InvalidArgument(
             f"{path} is no model that is known here: ONNX (.onnx), PyTorch (.pt2, .pt), OpenVINO (.xml), XGBoost (.ubj, "
-            ".json), LightGBM (.txt), treelite (.tl), skops (.skops), or Python with a TritonPythonModel (.py)"
+            ".json), LightGBM (.txt), treelite (.tl), skops (.skops), Python with a TritonPythonModel (.py), or the "
+            "folder of a Hugging Face model"
         )
     return kind
 
@@ -100,6 +120,8 @@ def inside(folder: Path) -> tuple[Path, Kind]:
     names = sorted(path for path in folder.iterdir() if path.is_file())
     if (folder / "saved_model.pb").exists():
         raise InvalidArgument(f"{folder}: {elsewhere.way('tensorflow')}")
+    if (folder / "config.json").is_file() and any((folder / name).is_file() for name in WEIGHTS):
+        return folder / "config.json", _hugging_face(folder)
     found: list[tuple[Path, Kind]] = []
     refused: list[str] = []
     for path in names:
@@ -116,3 +138,27 @@ def inside(folder: Path) -> tuple[Path, Kind]:
     raise InvalidArgument(
         refused[0] if refused else f"{folder} holds no model's file that is known here; name a file"
     )
+
+
+def _hugging_face(folder: Path) -> Kind:
+    safe = any((folder / name).is_file() for name in WEIGHTS[:2])
+    sample = Kind.sample
+    if (folder / "preprocessor_config.json").is_file():
+        sample = PIXEL
+    else:
+        mask = _object(folder / "tokenizer_config.json").get("mask_token")
+        if isinstance(mask, dict):
+            mask = mask.get("content")
+        if str(_object(folder / "config.json").get("architectures")).endswith("ForMaskedLM']") and mask:
+            sample = f"text {mask}".encode()
+    left = OTHER_WEIGHTS if safe else ()
+    return Kind("transformers", "config.json", "a Hugging Face model", left=left, sample=sample)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where the file has none: the backend says what is wrong with it."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
