@@ -220,16 +220,55 @@ class BuildPy(build_py):
                 shutil.copytree(model, target / model.name)
 
 
+def have_cplusplus() -> bool:
+    """True when a C++ program can be compiled and linked."""
+    words = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()
+    source = b"#include <string>\nint main(int n, char **) { return int(std::to_string(n).size()) - 1; }\n"
+    try:
+        done = subprocess.run(
+            [*words, "-std=c++17", "-x", "c++", "-", "-o", os.devnull],
+            input=source,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def compiled_backends() -> list[Extension]:
+    """The library that Triton's compiled backends are bound to: it has the name that they ask the loader for."""
+    folder = CEXT / "backends" / "compiled"
+    if sys.platform != "linux" or not have_cplusplus():
+        print("no C++ compiler: Triton's compiled backends cannot be served")
+        return []
+    return [
+        Extension(
+            "neptrio.backends.compiled.abi",
+            [str(source.relative_to(ROOT)) for source in sorted(folder.glob("*.cpp"))],
+            depends=[*map(str, folder.glob("*.h")), str(folder / "exported.map")],
+            extra_compile_args=["-std=c++17", "-fvisibility=hidden", *COMPILE_ARGS, *hardening()[0]],
+            extra_link_args=[
+                "-Wl,-soname,libtritonserver.so",
+                f"-Wl,--version-script={(folder / 'exported.map').relative_to(ROOT)}",
+                *LINK_ARGS,
+                *hardening()[1],
+            ],
+            language="c++",
+        )
+    ]
+
+
 def plain() -> list[Extension]:
     """Libraries without Python: they are built and installed like modules, and loaded with ctypes."""
     return [
+        *compiled_backends(),
         Extension(
             "neptrio.rings.plain_ring",
             ["cext/rings/plain_ring.c"],
             depends=["cext/rings/words.h"],
             extra_compile_args=[*COMPILE_ARGS, *hardening()[0]],
             extra_link_args=[*LINK_ARGS, *hardening()[1]],
-        )
+        ),
     ]
 
 

@@ -25,6 +25,8 @@ NO_STATE = "the object has no attribute"
 SPARES = "memory for reuse, none of whose old contents is ever visible; under the GIL"
 
 ALLOWED = {
+    "cext/backends/compiled/asked.pyx": {"running": OF_A_MODEL_PROCESS},
+    "cext/backends/compiled/host.pyx": dict.fromkeys(("library", "running"), OF_A_MODEL_PROCESS),
     "cext/backends/kernel/plan.pyx": {"_last_id": NUMBERS},
     "cext/backends/onnx/api.pyx": {
         "_ELEMENTS": A_TABLE,

@@ -19,6 +19,12 @@ cdef class OutputBytes:
     cdef Segment segment
     cdef Block block
 
+cdef class WireStrings:
+    cdef readonly object memory  # in which `data` lies
+    cdef const char* data
+    cdef readonly size_t size
+    cdef readonly tuple shape
+
 cdef class AnswerPacker:
     cdef Segment segment
     cdef uint64_t outputs_first
@@ -28,6 +34,7 @@ cdef class AnswerPacker:
     cdef int response(self, Packer packer, response, names, bint sole, list refers, failed,
                       GivenMessage given) except -1
     cdef int tensor(self, Packer packer, tensor, bint sole, list refers, GivenMessage given) except -1
+    cdef int strings(self, Packer packer, tensor, WireStrings source) except -1
     cdef int measure(self) except -1
 
 cdef int pack_error(Packer packer, str text, uint32_t code) except -1

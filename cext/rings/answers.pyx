@@ -48,6 +48,11 @@ cdef class OutputBytes:
         PyBuffer_FillInfo(buffer, self, self.segment.base + self.block.offset, self.block.size, False, flags)
 
 
+@cython.no_gc
+cdef class WireStrings:
+    """The strings of an output as they cross, each behind its length, checked by whoever made this."""
+
+
 @cython.final
 cdef class AnswerPacker:
     """See the module's text. `outputs_first`: where this process's part of the segment begins."""
@@ -130,6 +135,8 @@ cdef class AnswerPacker:
         cdef tuple shape
         cdef Py_ssize_t refs = self.most.array  # the tensor's, the memoryview's and ours
         array = tensor._array
+        if array is None and type(tensor._source) is WireStrings:
+            return self.strings(packer, tensor, tensor._source)
         if array is None:
             array = tensor.as_numpy()
             sole = True  # it was made for us
@@ -174,6 +181,19 @@ cdef class AnswerPacker:
         packer.u32(place)
         packer.u64(packer.piece(data, size) if place == HERE else inside)
         packer.u64(size)
+        return 0
+
+
+    cdef int strings(self, Packer packer, tensor, WireStrings source) except -1:
+        packer.held.append(source)
+        packer.text(tensor._name)
+        packer.u32(STRINGS)
+        packer.u32(<uint32_t>len(source.shape))
+        for dimension in source.shape:
+            packer.u64(dimension)
+        packer.u32(HERE)
+        packer.u64(packer.piece(source.data, source.size))
+        packer.u64(source.size)
         return 0
 
 

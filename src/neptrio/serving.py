@@ -85,7 +85,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         "--backend-directory",
         type=Path,
         default=None,
-        help="folder of Python-based backends: <name>/model.py",
+        help="folder of backends: <name>/model.py or <name>/libtriton_<name>.so",
     )
     add("--model-load-thread-count", type=flags.at_least_one, default=4, help="threads that load models")
     add(

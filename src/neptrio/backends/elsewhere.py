@@ -41,4 +41,7 @@ WAYS = {
 def way(name: str) -> str:
     """What to tell whoever names such a backend; "" for a name that is none of them."""
     found = WAYS.get(name)
-    return f"backend '{name}' is not part of this server: {found}" if found else ""
+    if not found:
+        return ""
+    own = f"or serve Triton's own library: --backend-directory=DIR with DIR/{name}/libtriton_{name}.so in it"
+    return f"backend '{name}' is not part of this server: {found}" + (f"; {own}" if name != "vllm" else "")

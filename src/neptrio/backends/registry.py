@@ -1,8 +1,9 @@
 """Finds the backend of a model.
 
 Rules:
- 1. A name is looked up among the built-in backends, then in --backend-directory, then among the backends that installed
-    packages bring (backends.packages). A folder that a flag names is more of a decision than a package that is there, and
+ 1. A name is looked up among the built-in backends, then as a compiled library and a model.py in the model's folders and in
+    --backend-directory, then among the backends that installed packages bring (backends.packages), then as a compiled library
+    in the folders that need no flag. A folder that a flag names is more of a decision than a package that is there, and
     than those of ours that only try things out.
  2. Whatever is wrong with a backend, the start, `neptrio check` and a load call say it in the same words: those that
     find_for() raises.
@@ -11,11 +12,13 @@ Rules:
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from neptrio.backends import elsewhere, packages
+from neptrio.backends.compiled import find as compiled
 from neptrio.backends.ensemble import EnsembleBackend
 from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
@@ -33,21 +36,47 @@ BUILT_IN = {
 TRYING_OUT = ("identity", "sequence")
 
 
-def find_for(config: Any, settings: Settings) -> type[Backend]:
-    """The backend class for a configuration; ensembles have their own. Raises InvalidArgument."""
+def find_for(config: Any, settings: Settings, folders: Sequence[Path] = ()) -> type[Backend]:
+    """The backend class for a configuration; ensembles have their own. Raises InvalidArgument.
+
+    `folders` are the model's own, in the order in which they are searched for the library of a compiled backend.
+    """
     if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         return EnsembleBackend
-    return find(config.backend, settings, bool(parameter(config, "EXECUTION_ENV_PATH")))
+    name, library = config.backend, None
+    asked = compiled.asked_for(config, settings)
+    if (name not in BUILT_IN or asked) and config.runtime != "model.py":
+        library = compiled.named(config, folders, settings)
+    if library is None and asked:
+        library = compiled.by_default(config)
+        if library is None:
+            raise InvalidArgument(
+                f"unable to find backend library '{compiled.file_name(config)}' for backend '{name}', which is asked for by "
+                "'compiled': put it into the model's folder, or into a folder of that name in --backend-directory"
+            )
+    if library is None:
+        try:
+            return find(name, settings, bool(parameter(config, "EXECUTION_ENV_PATH")))
+        except InvalidArgument:
+            library = compiled.by_default(config)
+            if library is None:
+                raise
+    from neptrio.backends.compiled.backend import CompiledBackend
+
+    return CompiledBackend.opening(library)
 
 
-def check_runtime(config: Any) -> None:
+def check_runtime(config: Any, backend: type[Backend]) -> None:
     """Raises InvalidArgument when the field `runtime` does not fit the configuration's backend.
 
-    It may name the backend's library file as for a Triton server, and nothing else: any other file or path would
-    promise that code is run which is not.
+    It names the library of a compiled backend. For others it may name the library file that a Triton server has, and
+    nothing else: any other file or path would promise that code is run which is not.
     """
     runtime, name = config.runtime, config.name
+    library = getattr(backend, "library", None)
     fits = f"libtriton_{config.backend}.so" if config.backend in BUILT_IN else "model.py"
+    if library is not None:
+        fits = library.name
     if runtime in ("", fits) or not config.backend:
         return
     if "/" in runtime or runtime in ("..", "."):
@@ -62,7 +91,7 @@ def check_runtime(config: Any) -> None:
 
 
 def find(name: str, settings: Settings, environment: bool = False) -> type[Backend]:
-    """The backend class of that name. Raises InvalidArgument when there is none.
+    """The backend class of that name, compiled ones aside. Raises InvalidArgument when there is none.
 
     Besides the built-in backends, each folder <--backend-directory>/<name> with a model.py is one, and each that an
     installed package brings. `environment`: its models have an environment of their own, so that what it imports need not

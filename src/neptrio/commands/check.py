@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", action="append", default=[], help="check only this model; may be repeated")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
-    parser.add_argument("--backend-directory", type=Path, help="folder of Python-based backends")
+    parser.add_argument("--backend-directory", type=Path, help="folder of backends")
     parser.add_argument(
         "--backend-config", type=flags.backend_setting, action="append", default=[],
         metavar="NAME,KEY=VALUE", help="as the server's flag",

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-# parameters of models: an interpreter, variables such as LD_PRELOAD, the user of a process, options that define macros
-PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options")
+# parameters of models: an interpreter, variables such as LD_PRELOAD, the user of a process, options that define macros,
+# that a library is opened in place of the built-in backend
+PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options", "compiled")
 # of these, what confines the code of a model: leaving it out lets the code do more
 CONFINING = ("ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID")
 # options of accelerators that have one of these in their names lead to files: plug-ins, engines, caches
@@ -35,6 +36,8 @@ def code_of(config: Any) -> Iterator[tuple[str, str]]:
     """(place, text) of everything of that kind in an inference.ModelConfig."""
     for library in config.model_operations.op_library_filename:
         yield "model_operations.op_library_filename", library
+    if config.runtime.endswith(".so") and config.runtime != f"libtriton_{config.backend}.so":
+        yield "runtime", config.runtime
     for key in PARAMETERS:
         if key in config.parameters:
             yield f"parameters.{key}", config.parameters[key].string_value

@@ -29,6 +29,7 @@ PARAMETERS = (
     "RUN_AS_GID",
     "THREADS",
     "NICE",
+    "compiled",
 )
 ONNX = "onnxruntime"
 KERNEL = "kernel"

@@ -199,12 +199,14 @@ class Checker:
         backend: type[Backend] | None = None
         try:
             if source.config.backend or defaults.is_ensemble(source.config):
-                backend = registry.find_for(source.config, self._settings)
+                folders = [*(folder / str(version) for version in reversed(checked.versions)), folder]
+                backend = registry.find_for(source.config, self._settings, folders)
         except TritonError as error:
             checked.report(source.problem(("backend",), str(error)))
         else:
             try:
-                registry.check_runtime(source.config)
+                if backend is not None:
+                    registry.check_runtime(source.config, backend)
             except InvalidArgument as error:
                 checked.report(source.problem(("runtime",), str(error)))
         for version in checked.versions or ([0] if backend is not None else []):

@@ -233,8 +233,9 @@ class Loader:
         )
 
         def limits() -> tuple[type[Backend], float | None]:
-            backend_class = registry.find_for(own, self._settings)
-            registry.check_runtime(own)
+            folders = (context.version_dir, context.model_dir)
+            backend_class = registry.find_for(own, self._settings, folders)
+            registry.check_runtime(own, backend_class)
             return backend_class, backend_class.time_limit(context)
 
         def read() -> Backend:

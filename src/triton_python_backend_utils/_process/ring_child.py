@@ -351,6 +351,7 @@ class RingChild(Child):
             finally:
                 tracing.leave(span)
             executed = time.monotonic_ns()
+            began, made, executed = getattr(responses, "times", None) or (began, made, executed)
             found = self._answers(given, responses)
             responses = None
             self._left(number)
@@ -371,7 +372,7 @@ class RingChild(Child):
             tracing.enter(contexts(given))  # of this task; it ends with it
             responses = await self.model.execute(given)
             executed = time.monotonic_ns()
-            began, made, executed = getattr(responses, "times", (began, made, executed))  # hosted_model.py
+            began, made, executed = getattr(responses, "times", None) or (began, made, executed)
             found = self._answers(given, responses)
             responses = None
             self._left(number)

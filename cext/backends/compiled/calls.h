@@ -1,0 +1,42 @@
+// What calls.cpp and served.cpp share: requests of a backend's own, and their responses.
+#pragma once
+
+#include "objects.h"
+
+namespace compiled {
+
+typedef Failed (*AllocateFn)(Handle, const char*, size_t, int, int64_t, void*, void**, void**, int*, int64_t*);
+typedef Failed (*ReleaseFn)(Handle, void*, void*, size_t, int, int64_t);
+typedef Failed (*StartFn)(Handle, void*);
+typedef void (*ReleasedFn)(Handle, uint32_t, void*);
+typedef void (*RespondedFn)(Handle, uint32_t, void*);
+
+struct Allocator : Object {
+  static constexpr Kind KIND = Kind::ALLOCATOR;
+  Allocator() : Object(KIND) {}
+  AllocateFn allocate = nullptr;
+  ReleaseFn release = nullptr;
+  StartFn start = nullptr;
+};
+
+struct CallOutput {
+  Tensor tensor;
+  void* buffer = nullptr;
+  void* with = nullptr;
+  int type = CPU;
+  int64_t id = 0;
+};
+
+struct CallResponse : Object {
+  static constexpr Kind KIND = Kind::CALL_RESPONSE;
+  CallResponse() : Object(KIND) {}
+  ~CallResponse() override;
+  std::shared_ptr<Allocator> allocator;
+  std::vector<CallOutput> outputs;
+  std::vector<Value> parameters;
+  std::string model, id;
+  int64_t version = -1;
+  std::shared_ptr<Error> error;
+};
+
+}  // namespace compiled

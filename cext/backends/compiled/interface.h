@@ -1,0 +1,187 @@
+/* What the process of a model (host.pyx) and the library that Triton's compiled backends are bound to say to each other.
+ *
+ * The library (the .cpp files here) exports the TRITONBACKEND_* and TRITONSERVER_* functions and knows nothing of Python. It is
+ * asked for its table of functions by one exported name, and is given a table of functions of the host.
+ *
+ * Rules:
+ *  1. A function of the host may be called from any thread, without the GIL, and never while a lock of the library is held.
+ *  2. Who is given a `text` with its `room` writes an error's text there, cut off and ended with 0; the result is then the
+ *     error's code, and FINE otherwise.
+ *  3. Strings and arrays in structures belong to who made the structure, and are copied by the other before it returns.
+ *     `data` of inputs is the exception: it stays until the host is told that the request is released.
+ */
+#ifndef NEPTRIO_COMPILED_INTERFACE_H
+#define NEPTRIO_COMPILED_INTERFACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { COMPILED_FINE = -1 };
+
+/* as TRITONSERVER numbers them; a parameter's value is one of the last five */
+struct compiled_parameter {
+  const char* name;
+  int type;
+  const char* string; /* STRING and BYTES */
+  size_t size;        /* of `string` */
+  int64_t integer;
+  int boolean;
+  double number;
+};
+
+struct compiled_tensor {
+  const char* name;
+  int datatype;
+  const int64_t* shape;
+  uint32_t dims;
+  const void* data;
+  size_t size;
+  void* token; /* what the host's allocate() gave with `data`; NULL for memory of the library's */
+};
+
+struct compiled_request {
+  uint64_t key; /* the host's name for it */
+  const char* id;
+  uint64_t correlation;
+  const char* correlation_text; /* NULL where it is a number */
+  uint32_t flags;
+  uint64_t timeout_us;
+  int traced;
+  const char* context; /* of the trace, NULL for none */
+  struct compiled_tensor* inputs;
+  uint32_t input_count;
+  const char** outputs;
+  uint32_t output_count;
+  struct compiled_parameter* parameters;
+  uint32_t parameter_count;
+  int direct; /* each response is handed to the host's respond() at once */
+  uint64_t handle; /* set by execute() */
+};
+
+struct compiled_response {
+  int code; /* of the error, FINE for none */
+  const char* error;
+  uint32_t flags;
+  int null; /* flags alone */
+  struct compiled_tensor* outputs; /* with the states that were updated */
+  uint32_t output_count;
+  struct compiled_parameter* parameters;
+  uint32_t parameter_count;
+};
+
+/* what became of a request when the backend's Execute had returned: see settle() */
+enum compiled_outcome {
+  COMPILED_ANSWERED, /* the response is in the structure, until dropped() */
+  COMPILED_OPEN,     /* the backend answers later, by respond() */
+  COMPILED_AGAIN,    /* released to be executed again */
+  COMPILED_LOST      /* released, and nothing is left that could answer it */
+};
+
+struct compiled_settled {
+  enum compiled_outcome outcome;
+  int released;
+  struct compiled_response response;
+};
+
+struct compiled_times {
+  int reported;
+  uint64_t exec_start, compute_start, compute_end, exec_end;
+};
+
+/* a request that the backend makes; `call` is its name for deliver() and dropped_call() */
+struct compiled_call {
+  uint64_t call;
+  const char* model;
+  int64_t version;
+  uint64_t trace_key; /* the host's key of the request whose trace it belongs to, 0 for none */
+  const char* id;
+  uint64_t correlation;
+  const char* correlation_text;
+  uint32_t flags;
+  uint64_t timeout_us;
+  struct compiled_tensor* inputs;
+  uint32_t input_count;
+  const char** outputs;
+  uint32_t output_count;
+  struct compiled_parameter* parameters;
+  uint32_t parameter_count;
+};
+
+struct compiled_memory { int type; int64_t id; uint64_t size; };
+
+enum compiled_metric_change { COMPILED_INCREMENT, COMPILED_SET, COMPILED_OBSERVE, COMPILED_VALUE };
+
+struct compiled_host {
+  int (*respond)(uint64_t key, const struct compiled_response* response, char* text, size_t room);
+  void (*released)(uint64_t key);
+  void (*forgotten)(uint64_t key); /* nothing is left that could answer it */
+  int (*cancelled)(uint64_t key);
+  /* memory that a response can carry as it is; NULL where there is none, and the library takes its own. It is asked for more
+   * than `shared_above` bytes only: less is copied in any case */
+  size_t shared_above;
+  void* (*allocate)(size_t size, void** token);
+  void (*unused)(void* token); /* of memory that no response has carried away */
+  void (*log)(int level, const char* file, int line, const char* text);
+  /* all that the model and its instance hold, by what they have reported last */
+  void (*memory)(const struct compiled_memory* held, uint32_t count);
+  int (*family)(int kind, const char* name, const char* description, uint64_t* id, char* text, size_t room);
+  int (*metric)(uint64_t family, const struct compiled_parameter* labels, uint32_t count, const double* buckets,
+                uint32_t bucket_count, int bucketed, uint64_t* id, char* text, size_t room);
+  int (*change)(uint64_t metric, int what, double value, double* found, char* text, size_t room);
+  void (*forget_metric)(uint64_t id); /* a family's or a metric's */
+  int (*infer)(const struct compiled_call* call, char* text, size_t room);
+  void (*cancel_call)(uint64_t call);
+  int (*load)(const char* model, const struct compiled_parameter* given, uint32_t count, char* text, size_t room);
+  int (*unload)(const char* model, int dependents, char* text, size_t room);
+  int (*ready)(const char* model, int64_t version, int* found, char* text, size_t room);
+  int (*decoupled)(const char* model, int64_t version, int* found, char* text, size_t room);
+};
+
+struct compiled_start {
+  const char* library;
+  const char* folder; /* of the library */
+  const char* backend;
+  const char* backend_config; /* JSON */
+  const char* model;
+  uint64_t version;
+  const char* repository; /* the model's folder */
+  const char* config;     /* JSON */
+  int auto_complete;
+};
+
+struct compiled_instance {
+  const char* name;
+  int kind;
+  int32_t device;
+  const char* host_policy; /* JSON */
+  int passive;
+  const char** profiles;
+  uint32_t profile_count;
+  const char** secondary_kinds;
+  const int64_t* secondary_ids;
+  uint32_t secondary_count;
+};
+
+struct compiled_group { int kind; uint64_t count; };
+
+struct compiled_library {
+  void (*hosted)(const struct compiled_host* host);
+  int (*begin)(const struct compiled_start* start, char* text, size_t room);
+  /* the configuration after begin(): valid until finish() */
+  const char* (*config)(void);
+  /* the instance groups that the backend prefers, at most `room` of them; the result is their number */
+  uint32_t (*groups)(struct compiled_group* groups, uint32_t room);
+  int (*batches_itself)(void); /* the library has functions for batching of its own */
+  int (*instance)(const struct compiled_instance* instance, char* text, size_t room);
+  int (*ready)(char* text, size_t room);
+  int (*execute)(struct compiled_request* requests, uint32_t count, struct compiled_times* times, char* text, size_t room);
+  int (*waits)(uint64_t handle); /* it has no answer yet */
+  void (*settle)(uint64_t handle, struct compiled_settled* settled);
+  void (*dropped)(uint64_t handle); /* the host is done with what settle() gave */
+  void (*carried)(uint64_t handle); /* the tokens of its response are the host's now */
+  /* a response to a call; `response` NULL for the final flag alone */
+  void (*deliver)(uint64_t call, const struct compiled_response* response, int final);
+  void (*finish)(char* text, size_t room);
+};
+
+#endif

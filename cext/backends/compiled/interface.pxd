@@ -1,0 +1,157 @@
+# interface.h, as host.pyx sees it; there stands what each function does.
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+cdef extern from "interface.h":
+    enum:
+        COMPILED_FINE
+
+    struct compiled_parameter:
+        const char* name
+        int type
+        const char* string
+        size_t size
+        int64_t integer
+        int boolean
+        double number
+
+    struct compiled_tensor:
+        const char* name
+        int datatype
+        const int64_t* shape
+        uint32_t dims
+        const void* data
+        size_t size
+        void* token
+
+    struct compiled_request:
+        uint64_t key
+        const char* id
+        uint64_t correlation
+        const char* correlation_text
+        uint32_t flags
+        uint64_t timeout_us
+        int traced
+        const char* context
+        compiled_tensor* inputs
+        uint32_t input_count
+        const char** outputs
+        uint32_t output_count
+        compiled_parameter* parameters
+        uint32_t parameter_count
+        int direct
+        uint64_t handle
+
+    struct compiled_response:
+        int code
+        const char* error
+        uint32_t flags
+        int null
+        compiled_tensor* outputs
+        uint32_t output_count
+        compiled_parameter* parameters
+        uint32_t parameter_count
+
+    enum compiled_outcome:
+        COMPILED_ANSWERED
+        COMPILED_OPEN
+        COMPILED_AGAIN
+        COMPILED_LOST
+
+    struct compiled_settled:
+        compiled_outcome outcome
+        int released
+        compiled_response response
+
+    struct compiled_times:
+        int reported
+        uint64_t exec_start
+        uint64_t compute_start
+        uint64_t compute_end
+        uint64_t exec_end
+
+    struct compiled_call:
+        uint64_t call
+        const char* model
+        int64_t version
+        uint64_t trace_key
+        const char* id
+        uint64_t correlation
+        const char* correlation_text
+        uint32_t flags
+        uint64_t timeout_us
+        compiled_tensor* inputs
+        uint32_t input_count
+        const char** outputs
+        uint32_t output_count
+        compiled_parameter* parameters
+        uint32_t parameter_count
+
+    struct compiled_memory:
+        int type
+        int64_t id
+        uint64_t size
+
+    struct compiled_host:
+        int (*respond)(uint64_t, const compiled_response*, char*, size_t) noexcept with gil
+        void (*released)(uint64_t) noexcept with gil
+        void (*forgotten)(uint64_t) noexcept with gil
+        int (*cancelled)(uint64_t) noexcept with gil
+        size_t shared_above
+        void* (*allocate)(size_t, void**) noexcept with gil
+        void (*unused)(void*) noexcept with gil
+        void (*log)(int, const char*, int, const char*) noexcept with gil
+        void (*memory)(const compiled_memory*, uint32_t) noexcept with gil
+        int (*family)(int, const char*, const char*, uint64_t*, char*, size_t) noexcept with gil
+        int (*metric)(uint64_t, const compiled_parameter*, uint32_t, const double*, uint32_t, int, uint64_t*, char*,
+                      size_t) noexcept with gil
+        int (*change)(uint64_t, int, double, double*, char*, size_t) noexcept with gil
+        void (*forget_metric)(uint64_t) noexcept with gil
+        int (*infer)(const compiled_call*, char*, size_t) noexcept with gil
+        void (*cancel_call)(uint64_t) noexcept with gil
+        int (*load)(const char*, const compiled_parameter*, uint32_t, char*, size_t) noexcept with gil
+        int (*unload)(const char*, int, char*, size_t) noexcept with gil
+        int (*ready)(const char*, int64_t, int*, char*, size_t) noexcept with gil
+        int (*decoupled)(const char*, int64_t, int*, char*, size_t) noexcept with gil
+
+    struct compiled_start:
+        const char* library
+        const char* folder
+        const char* backend
+        const char* backend_config
+        const char* model
+        uint64_t version
+        const char* repository
+        const char* config
+        int auto_complete
+
+    struct compiled_instance:
+        const char* name
+        int kind
+        int32_t device
+        const char* host_policy
+        int passive
+        const char** profiles
+        uint32_t profile_count
+        const char** secondary_kinds
+        const int64_t* secondary_ids
+        uint32_t secondary_count
+
+    struct compiled_group:
+        int kind
+        uint64_t count
+
+    struct compiled_library:
+        void (*hosted)(const compiled_host*) noexcept nogil
+        int (*begin)(const compiled_start*, char*, size_t) noexcept nogil
+        const char* (*config)() noexcept nogil
+        uint32_t (*groups)(compiled_group*, uint32_t) noexcept nogil
+        int (*batches_itself)() noexcept nogil
+        int (*instance)(const compiled_instance*, char*, size_t) noexcept nogil
+        int (*ready)(char*, size_t) noexcept nogil
+        int (*execute)(compiled_request*, uint32_t, compiled_times*, char*, size_t) noexcept nogil
+        int (*waits)(uint64_t) noexcept nogil
+        void (*settle)(uint64_t, compiled_settled*) noexcept nogil
+        void (*dropped)(uint64_t) noexcept nogil
+        void (*carried)(uint64_t) noexcept nogil
+        void (*deliver)(uint64_t, const compiled_response*, int) noexcept nogil
+        void (*finish)(char*, size_t) noexcept nogil

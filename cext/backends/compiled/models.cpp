@@ -1,0 +1,343 @@
+// Backends, models, instances: what they are told, their states, their reports.
+#include "objects.h"
+
+using namespace compiled;
+
+#define FOUND(TYPE, NAME, HANDLE)                 \
+  const auto NAME = find<TYPE>(HANDLE);           \
+  if (!NAME) return missing(__func__, #TYPE " handle")
+
+#define GIVEN(POINTER) \
+  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
+
+API Failed TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor) {
+  GIVEN(major);
+  GIVEN(minor);
+  *major = 1;
+  *minor = 19;
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- memory managers
+
+API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, int type, int64_t, uint64_t size) {
+  FOUND(Manager, found, manager);
+  GIVEN(buffer);
+  if (type != CPU) return unsupported(__func__, "it has no memory but the CPU's to give");
+  *buffer = nullptr;
+  if (posix_memalign(buffer, 64, size > 0 ? size : 1) != 0) {
+    *buffer = nullptr;
+    return fail(UNAVAILABLE, "there are no " + std::to_string(size) + " bytes of memory left");
+  }
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int type, int64_t) {
+  FOUND(Manager, found, manager);
+  if (type != CPU) return unsupported(__func__, "it has no memory but the CPU's to give");
+  free(buffer);
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- backends
+
+API Failed TRITONBACKEND_BackendName(Handle backend, const char** name) {
+  FOUND(Backend, found, backend);
+  GIVEN(name);
+  *name = found->name.c_str();
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendConfig(Handle backend, Handle* config) {
+  FOUND(Backend, found, backend);
+  GIVEN(config);
+  *config = found->config->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendExecutionPolicy(Handle backend, int* policy) {
+  FOUND(Backend, found, backend);
+  GIVEN(policy);
+  *policy = found->policy;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendSetExecutionPolicy(Handle backend, int policy) {
+  FOUND(Backend, found, backend);
+  if (policy != 0 && policy != 1) return fail(INVALID_ARG, std::string(__func__) + ": there is no such policy");
+  found->policy = policy;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendArtifacts(Handle backend, int* type, const char** location) {
+  FOUND(Backend, found, backend);
+  GIVEN(type);
+  GIVEN(location);
+  *type = 0;
+  *location = found->folder.c_str();
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendMemoryManager(Handle backend, Handle* manager) {
+  FOUND(Backend, found, backend);
+  GIVEN(manager);
+  *manager = found->manager->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendState(Handle backend, void** state) {
+  FOUND(Backend, found, backend);
+  GIVEN(state);
+  *state = found->state;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendSetState(Handle backend, void* state) {
+  FOUND(Backend, found, backend);
+  found->state = state;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(Handle attribute, int kind, uint64_t count,
+                                                                  const uint64_t*, uint64_t) {
+  FOUND(BackendAttribute, found, attribute);
+  found->groups.push_back({kind, count});
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(Handle attribute, bool enabled) {
+  FOUND(BackendAttribute, found, attribute);
+  found->parallel = enabled;  // instances are processes: they load at the same time in any case
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- models
+
+API Failed TRITONBACKEND_ModelName(Handle model, const char** name) {
+  FOUND(Model, found, model);
+  GIVEN(name);
+  *name = found->name.c_str();
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelVersion(Handle model, uint64_t* version) {
+  FOUND(Model, found, model);
+  GIVEN(version);
+  *version = found->version;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelRepository(Handle model, int* type, const char** location) {
+  FOUND(Model, found, model);
+  GIVEN(type);
+  GIVEN(location);
+  *type = 0;
+  *location = found->repository.c_str();
+  return nullptr;
+}
+
+static Failed check_version(const char* function, uint32_t version) {
+  if (version == 1) return nullptr;
+  return fail(INVALID_ARG, std::string(function) + ": model configuration version " + std::to_string(version) +
+                               " is not known, the only one is 1");
+}
+
+API Failed TRITONBACKEND_ModelConfig(Handle model, uint32_t version, Handle* config) {
+  FOUND(Model, found, model);
+  GIVEN(config);
+  if (Failed failed = check_version(__func__, version)) return failed;
+  std::lock_guard<std::mutex> held(found->lock);
+  *config = add(std::make_shared<Message>(found->config, false));
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelAutoCompleteConfig(Handle model, bool* complete) {
+  FOUND(Model, found, model);
+  GIVEN(complete);
+  *complete = found->auto_complete;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelSetConfig(Handle model, uint32_t version, Handle config) {
+  FOUND(Model, found, model);
+  FOUND(Message, message, config);
+  if (Failed failed = check_version(__func__, version)) return failed;
+  std::lock_guard<std::mutex> held(found->lock);
+  if (!found->settable) {
+    return fail(UNSUPPORTED, std::string(__func__) + " can only be called in TRITONBACKEND_ModelInitialize");
+  }
+  found->config = message->json;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelServer(Handle model, Handle* server) {
+  FOUND(Model, found, model);
+  GIVEN(server);
+  *server = found->server->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelBackend(Handle model, Handle* backend) {
+  FOUND(Model, found, model);
+  GIVEN(backend);
+  *backend = found->backend->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelState(Handle model, void** state) {
+  FOUND(Model, found, model);
+  GIVEN(state);
+  *state = found->state;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelSetState(Handle model, void* state) {
+  FOUND(Model, found, model);
+  found->state = state;
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- instances
+
+API Failed TRITONBACKEND_ModelInstanceName(Handle instance, const char** name) {
+  FOUND(Instance, found, instance);
+  GIVEN(name);
+  *name = found->name.c_str();
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceKind(Handle instance, int* kind) {
+  FOUND(Instance, found, instance);
+  GIVEN(kind);
+  *kind = found->kind;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceDeviceId(Handle instance, int32_t* device) {
+  FOUND(Instance, found, instance);
+  GIVEN(device);
+  *device = found->device;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceHostPolicy(Handle instance, Handle* policy) {
+  FOUND(Instance, found, instance);
+  GIVEN(policy);
+  *policy = found->host_policy->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceIsPassive(Handle instance, bool* passive) {
+  FOUND(Instance, found, instance);
+  GIVEN(passive);
+  *passive = found->passive;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceProfileCount(Handle instance, uint32_t* count) {
+  FOUND(Instance, found, instance);
+  GIVEN(count);
+  *count = uint32_t(found->profiles.size());
+  return nullptr;
+}
+
+static Failed no_such(const char* function, uint32_t index, size_t count) {
+  return fail(INVALID_ARG, std::string(function) + ": out of bounds index " + std::to_string(index) + ", there are " +
+                               std::to_string(count));
+}
+
+API Failed TRITONBACKEND_ModelInstanceProfileName(Handle instance, uint32_t index, const char** name) {
+  FOUND(Instance, found, instance);
+  GIVEN(name);
+  if (index >= found->profiles.size()) return no_such(__func__, index, found->profiles.size());
+  *name = found->profiles[index].c_str();
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceSecondaryDeviceCount(Handle instance, uint32_t* count) {
+  FOUND(Instance, found, instance);
+  GIVEN(count);
+  *count = uint32_t(found->secondary.size());
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceSecondaryDeviceProperties(Handle instance, uint32_t index, const char** kind,
+                                                                int64_t* id) {
+  FOUND(Instance, found, instance);
+  GIVEN(kind);
+  GIVEN(id);
+  if (index >= found->secondary.size()) return no_such(__func__, index, found->secondary.size());
+  *kind = found->secondary[index].first.c_str();
+  *id = found->secondary[index].second;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceModel(Handle instance, Handle* model) {
+  FOUND(Instance, found, instance);
+  GIVEN(model);
+  *model = found->model->handle;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceState(Handle instance, void** state) {
+  FOUND(Instance, found, instance);
+  GIVEN(state);
+  *state = found->state;
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceSetState(Handle instance, void* state) {
+  FOUND(Instance, found, instance);
+  found->state = state;
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- what instances report
+
+API Failed TRITONBACKEND_ModelInstanceReportStatistics(Handle instance, Handle request, bool success, uint64_t exec_start,
+                                                       uint64_t compute_start, uint64_t compute_end, uint64_t exec_end) {
+  FOUND(Instance, found, instance);
+  FOUND(Request, asked, request);
+  std::lock_guard<std::mutex> held(found->lock);
+  // the model's statistics have one set of times for a batch: those of the batch count where the backend reports them
+  if (success && !found->times.reported) found->times = {1, exec_start, compute_start, compute_end, exec_end};
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelInstanceReportBatchStatistics(Handle instance, uint64_t, uint64_t exec_start,
+                                                            uint64_t compute_start, uint64_t compute_end, uint64_t exec_end) {
+  FOUND(Instance, found, instance);
+  std::lock_guard<std::mutex> held(found->lock);
+  found->times = {1, exec_start, compute_start, compute_end, exec_end};
+  return nullptr;
+}
+
+// Both reports are kept, and the server is told the sum.
+static Failed report(const char* function, Model& model, std::vector<compiled_memory>& kept, const Handle* usage,
+                     uint32_t count) {
+  if (usage == nullptr && count > 0) return missing(function, "usage");
+  std::vector<compiled_memory> told;
+  for (uint32_t i = 0; i < count; i++) {
+    const auto one = find<Attributes>(usage[i]);
+    if (!one) return missing(function, "Attributes handle");
+    told.push_back({one->type, one->id, one->size});
+  }
+  {
+    std::lock_guard<std::mutex> held(model.lock);
+    kept.swap(told);
+    told = model.memory;
+    told.insert(told.end(), model.instance_memory.begin(), model.instance_memory.end());
+  }
+  host.memory(told.data(), uint32_t(told.size()));
+  return nullptr;
+}
+
+API Failed TRITONBACKEND_ModelReportMemoryUsage(Handle model, const Handle* usage, uint32_t count) {
+  FOUND(Model, found, model);
+  return report(__func__, *found, found->memory, usage, count);
+}
+
+API Failed TRITONBACKEND_ModelInstanceReportMemoryUsage(Handle instance, const Handle* usage, uint32_t count) {
+  FOUND(Instance, found, instance);
+  return report(__func__, *found->model, found->model->instance_memory, usage, count);
+}

@@ -1,0 +1,199 @@
+// What backends ask of the server, and what they read of the responses to their requests and of traces.
+#include "calls.h"
+
+using namespace compiled;
+
+#define FOUND(TYPE, NAME, HANDLE)                 \
+  const auto NAME = find<TYPE>(HANDLE);           \
+  if (!NAME) return missing(__func__, #TYPE " handle")
+
+#define GIVEN(POINTER) \
+  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
+
+static Failed from_host(int code, const char* text) { return code == COMPILED_FINE ? nullptr : fail(code, text); }
+
+// ---------------------------------------------------------------- responses to calls
+
+API Failed TRITONSERVER_InferenceResponseDelete(Handle response) {
+  return take<CallResponse>(response) ? nullptr : missing(__func__, "CallResponse handle");
+}
+
+API Failed TRITONSERVER_InferenceResponseError(Handle response) {
+  FOUND(CallResponse, found, response);
+  return found->error ? found->error->handle : nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseModel(Handle response, const char** name, int64_t* version) {
+  FOUND(CallResponse, found, response);
+  GIVEN(name);
+  GIVEN(version);
+  *name = found->model.c_str();
+  *version = found->version;
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseId(Handle response, const char** id) {
+  FOUND(CallResponse, found, response);
+  GIVEN(id);
+  *id = found->id.c_str();
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseParameterCount(Handle response, uint32_t* count) {
+  FOUND(CallResponse, found, response);
+  GIVEN(count);
+  *count = uint32_t(found->parameters.size());
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseParameter(Handle response, uint32_t index, const char** name, int* type,
+                                                   const void** value) {
+  FOUND(CallResponse, found, response);
+  GIVEN(name);
+  GIVEN(type);
+  GIVEN(value);
+  if (index >= found->parameters.size()) return fail(INVALID_ARG, std::string(__func__) + ": out of bounds index");
+  const Value& parameter = found->parameters[index];
+  *name = parameter.name.c_str();
+  *type = parameter.type;
+  *value = parameter.address();
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseOutputCount(Handle response, uint32_t* count) {
+  FOUND(CallResponse, found, response);
+  GIVEN(count);
+  *count = uint32_t(found->outputs.size());
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceResponseOutput(Handle response, uint32_t index, const char** name, int* datatype,
+                                                const int64_t** shape, uint64_t* dims, const void** base, size_t* size,
+                                                int* type, int64_t* id, void** with) {
+  FOUND(CallResponse, found, response);
+  if (index >= found->outputs.size()) return fail(INVALID_ARG, std::string(__func__) + ": out of bounds index");
+  const CallOutput& output = found->outputs[index];
+  if (name != nullptr) *name = output.tensor.name.c_str();
+  if (datatype != nullptr) *datatype = output.tensor.datatype;
+  if (shape != nullptr) *shape = output.tensor.shape.data();
+  if (dims != nullptr) *dims = output.tensor.shape.size();
+  if (base != nullptr) *base = output.buffer;
+  if (size != nullptr) *size = output.tensor.size;
+  if (type != nullptr) *type = output.type;
+  if (id != nullptr) *id = output.id;
+  if (with != nullptr) *with = output.with;
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- the server
+
+API Failed TRITONSERVER_ServerIsLive(Handle server, bool* live) {
+  FOUND(Server, found, server);
+  GIVEN(live);
+  *live = true;  // or this process would have ended
+  return nullptr;
+}
+
+API Failed TRITONSERVER_ServerModelIsReady(Handle server, const char* model, int64_t version, bool* ready) {
+  FOUND(Server, found, server);
+  GIVEN(ready);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  char text[2048] = "";
+  int answer = 0;
+  const int code = host.ready(model, version, &answer, text, sizeof text);
+  *ready = answer != 0;
+  return from_host(code, text);
+}
+
+API Failed TRITONSERVER_ServerModelTransactionProperties(Handle server, const char* model, int64_t version,
+                                                         uint32_t* flags, void** with) {
+  FOUND(Server, found, server);
+  GIVEN(flags);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  char text[2048] = "";
+  int decoupled = 0;
+  const int code = host.decoupled(model, version, &decoupled, text, sizeof text);
+  *flags = decoupled ? 2 : 1;
+  if (with != nullptr) *with = nullptr;
+  return from_host(code, text);
+}
+
+API Failed TRITONSERVER_ServerLoadModelWithParameters(Handle server, const char* model, const Handle* parameters,
+                                                      uint64_t count) {
+  FOUND(Server, found, server);
+  if (model == nullptr || (parameters == nullptr && count > 0)) return missing(__func__, "model or parameters");
+  std::vector<std::shared_ptr<Parameter>> held;
+  std::vector<compiled_parameter> given;
+  for (uint64_t i = 0; i < count; i++) {
+    const auto one = find<Parameter>(parameters[i]);
+    if (!one) return missing(__func__, "a parameter");
+    held.push_back(one);
+    given.push_back(given_of(one->value));
+  }
+  char text[4096] = "";
+  return from_host(host.load(model, given.data(), uint32_t(given.size()), text, sizeof text), text);
+}
+
+API Failed TRITONSERVER_ServerLoadModel(Handle server, const char* model) {
+  return TRITONSERVER_ServerLoadModelWithParameters(server, model, nullptr, 0);
+}
+
+API Failed TRITONSERVER_ServerUnloadModel(Handle server, const char* model) {
+  FOUND(Server, found, server);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  char text[4096] = "";
+  return from_host(host.unload(model, 0, text, sizeof text), text);
+}
+
+API Failed TRITONSERVER_ServerUnloadModelAndDependents(Handle server, const char* model) {
+  FOUND(Server, found, server);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  char text[4096] = "";
+  return from_host(host.unload(model, 1, text, sizeof text), text);
+}
+
+// ---------------------------------------------------------------- traces
+
+API Failed TRITONSERVER_InferenceTraceContext(Handle trace, const char** context) {
+  FOUND(Trace, found, trace);
+  GIVEN(context);
+  *context = found->has_context ? found->context.c_str() : "";
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceTraceSpawnChildTrace(Handle trace, Handle* child) {
+  FOUND(Trace, found, trace);
+  GIVEN(child);
+  const auto made = std::make_shared<Trace>();
+  made->key = found->key;
+  made->has_context = found->has_context;
+  made->context = found->context;
+  made->kept = false;
+  *child = add(made);
+  return nullptr;
+}
+
+API Failed TRITONSERVER_InferenceTraceDelete(Handle trace) {
+  const auto found = find<Trace>(trace);
+  if (found && found->kept) return fail(INVALID_ARG, std::string(__func__) + ": the trace belongs to the request");
+  return take<Trace>(trace) ? nullptr : missing(__func__, "Trace handle");
+}
+
+API const char* TRITONSERVER_InferenceTraceLevelString(int level) {
+  switch (level) {
+    case 0: return "DISABLED";
+    case 1: return "MIN";
+    case 2: return "MAX";
+    case 4: return "TIMESTAMPS";
+    case 8: return "TENSORS";
+    default: return "<unknown>";
+  }
+}
+
+API const char* TRITONSERVER_InferenceTraceActivityString(int activity) {
+  static const char* const NAMES[] = {"REQUEST_START",      "QUEUE_START", "COMPUTE_START",
+                                      "COMPUTE_INPUT_END",  "COMPUTE_OUTPUT_START",
+                                      "COMPUTE_END",        "REQUEST_END", "TENSOR_QUEUE_INPUT",
+                                      "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT", "CUSTOM_ACTIVITY"};
+  return activity >= 0 && activity <= 10 ? NAMES[activity] : "<unknown>";
+}

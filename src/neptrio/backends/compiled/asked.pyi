@@ -1,0 +1,6 @@
+# The types of cext/backends/compiled/asked.pyx, which says what everything does; written by tools/make_stubs.py.
+from typing import Any
+
+MEMORY: tuple[Any, ...]
+
+class Asking: ...

@@ -1,0 +1,109 @@
+"""CompiledBackend: models of a libtriton_NAME.so, which is opened in their own processes only.
+
+The problem: such a library is foreign machine code that may do anything to the process that it is in. The choice: it is a
+backend like one with a model.py, whose model.py (beside this file) opens the library, so that everything that is true of a
+model's process is true here: batches over rings, limits, restarts, the reason why it ended.
+
+Rules:
+ 1. The server's process never opens a backend's library, nor that which backends are bound to.
+ 2. What the model's process has to know beside the configuration, begun() says, in one place.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from neptrio.backends.python.auto_complete import complete_config
+from neptrio.backends.python.backend import PythonBackend, apply_completed, initialize_seconds, resources
+from neptrio.config.describe_config import to_dict
+from neptrio.config.isolation import isolated, parameter
+from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import LoadContext
+
+MODEL = Path(__file__).with_name("model.py")
+
+
+def refuse_other_ways(context: LoadContext) -> None:
+    """Raises InvalidArgument where the model asks for what only a model.py can have."""
+    config = context.config
+    if not isolated(config, {}):
+        raise InvalidArgument(
+            f"model '{context.name}' has a compiled backend, which runs in a process of its own: leave out the parameters "
+            "isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
+        )
+    if parameter(config, "EXECUTION_ENV_PATH"):
+        raise InvalidArgument(
+            f"model '{context.name}' has a compiled backend, which needs no Python: leave out the parameter EXECUTION_ENV_PATH"
+        )
+
+
+class CompiledBackend(PythonBackend):
+    """Serves the models of one library, `library`."""
+
+    library: Path
+    shared_file = MODEL
+    default_model_filename = ""
+
+    @classmethod
+    def opening(cls, library: Path) -> type[CompiledBackend]:
+        """Makes the class of the backend whose library that is."""
+        return type("CompiledBackend", (cls,), {"library": library})
+
+    @classmethod
+    def begun(cls, context: LoadContext) -> dict[str, Any]:
+        """What the model's process begins the backend with."""
+        library = cls.library.resolve()
+        settings = context.settings
+        command_line = {"auto-complete-config": "true", **settings.backend_settings(context.config.backend)}
+        return {
+            "library": str(library),
+            "folder": str(library.parent),
+            "backend": context.config.backend,
+            "backend_config": json.dumps({"cmdline": command_line}),
+            "model": context.name,
+            "version": context.version,
+            "repository": str(context.model_dir),
+        }
+
+    @classmethod
+    def auto_complete(cls, context: LoadContext) -> None:
+        refuse_other_ways(context)
+        before = to_dict(context.config)
+        found = complete_config(
+            context.name,
+            None,
+            MODEL,
+            str(context.version_dir),
+            json.dumps({**before, "compiled": cls.begun(context)}),
+            initialize_seconds(context),
+            context.abandonment,
+            *resources(context),
+        )
+        if found is not None and found != before:
+            apply_completed(context, json.dumps(found))
+
+    @classmethod
+    def time_limit(cls, context: LoadContext) -> float | None:
+        initialize_seconds(context)
+        return None
+
+    @classmethod
+    def complete_from_files(cls, context: LoadContext) -> bool:
+        return False
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Any) -> None:
+        refuse_other_ways(context)
+        super().examine(context, report)
+
+    own_processes = True
+    runs_code_here = False
+
+    def load(self) -> None:
+        refuse_other_ways(self.context)
+        super().load()
+
+    def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
+        return super().arguments(name, kind, device_id) | {"compiled": json.dumps(self.begun(self.context))}

@@ -1,0 +1,99 @@
+"""The model of a compiled backend, in its own process: leads the library through its life.
+
+Rules:
+ 1. A configuration is completed in a process of its own, with the backend and the model begun and ended again; the instance's
+    process is told the complete one and that nothing is left to be completed.
+ 2. Of what a backend sets, inputs, outputs, the batch size, and a scheduler and instance groups where there were none, are
+    taken; everything else is as it was, as on a Triton server.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from neptrio.backends.compiled.host import Host
+
+SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+class TritonPythonModel:
+    """See the module's text."""
+
+    @staticmethod
+    def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        """Asks the backend for what the configuration leaves out."""
+        before = config.as_dict()
+        start = before.pop("compiled")
+        host = Host()
+        try:
+            completed = json.loads(host.begin(start, json.dumps(before), True))
+            if host.batches_itself():
+                pb_utils.Logger.log_warn(
+                    f"backend '{start['backend']}' has functions that form batches, which are not called: this server forms "
+                    "them as the configuration says"
+                )
+            groups = host.groups()
+        finally:
+            host.finish()
+        return pb_utils.ModelConfig(merged(before, completed, groups), config.version_directory)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Opens the library and begins backend, model and instance."""
+        start = json.loads(args["compiled"])
+        config = json.loads(args["model_config"])
+        name = args["model_instance_name"]
+        kind = args["model_instance_kind"].removeprefix("KIND_")
+        self._host = Host()
+        self._host.begin(start, args["model_config"], False)
+        group = group_of(config, kind)
+        policy = group.get("host_policy") or f"{kind.lower()}_{args['model_instance_device_id']}"
+        self._host.instance(
+            name,
+            kind,
+            int(args["model_instance_device_id"]),
+            bool(group.get("passive")),
+            json.dumps({policy: {}}),
+            list(group.get("profile") or ()),
+            [
+                (str(row.get("kind", "")).removeprefix("KIND_"), int(row.get("device_id", 0)))
+                for row in group.get("secondary_devices") or ()
+            ],
+            bool((config.get("model_transaction_policy") or {}).get("decoupled")),
+        )
+
+    def execute(self, requests: list[Any]) -> Any:
+        """Runs a batch."""
+        return self._host.execute(requests)
+
+    def is_ready(self) -> bool:
+        """What the backend says of itself; True where it says nothing."""
+        return bool(self._host.ready())
+
+    def finalize(self) -> None:
+        """Ends instance, model and backend."""
+        self._host.finish()
+
+
+def merged(
+    before: dict[str, Any], completed: dict[str, Any], groups: list[tuple[str, int]]
+) -> dict[str, Any]:
+    """The configuration with what a backend may change (rule 2)."""
+    made = dict(before)
+    for key in ("input", "output", "max_batch_size"):
+        if key in completed:
+            made[key] = completed[key]
+    if not any(before.get(key) for key in SCHEDULERS):
+        made.update({key: completed[key] for key in SCHEDULERS if key in completed})
+    if groups and not before.get("instance_group"):
+        made["instance_group"] = [
+            {"kind": f"KIND_{kind}", **({"count": count} if count else {})} for kind, count in groups[:1]
+        ]
+    return made
+
+
+def group_of(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The instance group that an instance belongs to, as far as its kind tells."""
+    rows: list[dict[str, Any]] = config.get("instance_group") or []
+    return next((row for row in rows if row.get("kind") == f"KIND_{kind}"), {})

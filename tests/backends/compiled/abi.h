@@ -1,0 +1,103 @@
+/* What the test's backends call of the interface, in our own words: every object is an opaque pointer. */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef void* object;
+typedef void* error;
+
+enum { INTERNAL = 1, NOT_FOUND = 2, INVALID_ARG = 3, UNAVAILABLE = 4, UNSUPPORTED = 5, CANCELLED = 7 };
+enum { BYTES = 13 };
+
+error TRITONSERVER_ErrorNew(int code, const char* text);
+void TRITONSERVER_ErrorDelete(error failed);
+int TRITONSERVER_ErrorCode(error failed);
+const char* TRITONSERVER_ErrorMessage(error failed);
+error TRITONSERVER_MessageNewFromSerializedJson(object* message, const char* base, size_t size);
+error TRITONSERVER_MessageSerializeToJson(object message, const char** base, size_t* size);
+error TRITONSERVER_MessageDelete(object message);
+error TRITONSERVER_LogMessage(int level, const char* file, int line, const char* text);
+object TRITONSERVER_ParameterNew(const char* name, int type, const void* value);
+void TRITONSERVER_ParameterDelete(object parameter);
+error TRITONSERVER_MetricFamilyNew(object* family, int kind, const char* name, const char* description);
+error TRITONSERVER_MetricNew(object* metric, object family, object* labels, uint64_t count);
+error TRITONSERVER_MetricIncrement(object metric, double value);
+error TRITONSERVER_MetricValue(object metric, double* value);
+error TRITONSERVER_ServerNew(object* server, object options);
+error TRITONSERVER_ServerModelIsReady(object server, const char* name, int64_t version, bool* ready);
+error TRITONSERVER_InferenceRequestNew(object* call, object server, const char* model, int64_t version);
+error TRITONSERVER_InferenceRequestDelete(object call);
+error TRITONSERVER_InferenceRequestAddInput(object call, const char* name, int datatype, const int64_t* shape, uint64_t dims);
+error TRITONSERVER_InferenceRequestAppendInputData(object call, const char* name, const void* base, size_t size, int type,
+                                                   int64_t id);
+error TRITONSERVER_InferenceRequestSetReleaseCallback(object call, void (*released)(object, uint32_t, void*), void* with);
+error TRITONSERVER_InferenceRequestSetResponseCallback(object call, object allocator, void* allocator_with,
+                                                       void (*responded)(object, uint32_t, void*), void* with);
+error TRITONSERVER_ResponseAllocatorNew(object* allocator, void* allocate, void* release, void* start);
+error TRITONSERVER_ServerInferAsync(object server, object call, object trace);
+error TRITONSERVER_InferenceResponseError(object response);
+error TRITONSERVER_InferenceResponseOutput(object response, uint32_t index, const char** name, int* datatype,
+                                           const int64_t** shape, uint64_t* dims, const void** base, size_t* size, int* type,
+                                           int64_t* id, void** with);
+error TRITONSERVER_InferenceResponseDelete(object response);
+
+error TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor);
+error TRITONBACKEND_BackendName(object backend, const char** name);
+error TRITONBACKEND_BackendConfig(object backend, object* config);
+error TRITONBACKEND_BackendArtifacts(object backend, int* type, const char** location);
+error TRITONBACKEND_BackendMemoryManager(object backend, object* manager);
+error TRITONBACKEND_MemoryManagerAllocate(object manager, void** buffer, int type, int64_t id, uint64_t size);
+error TRITONBACKEND_MemoryManagerFree(object manager, void* buffer, int type, int64_t id);
+error TRITONBACKEND_BackendSetState(object backend, void* state);
+error TRITONBACKEND_BackendState(object backend, void** state);
+error TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(object attribute, int kind, uint64_t count,
+                                                              const uint64_t* ids, uint64_t id_count);
+error TRITONBACKEND_ModelName(object model, const char** name);
+error TRITONBACKEND_ModelVersion(object model, uint64_t* version);
+error TRITONBACKEND_ModelRepository(object model, int* type, const char** location);
+error TRITONBACKEND_ModelConfig(object model, uint32_t version, object* config);
+error TRITONBACKEND_ModelAutoCompleteConfig(object model, bool* complete);
+error TRITONBACKEND_ModelSetConfig(object model, uint32_t version, object config);
+error TRITONBACKEND_ModelServer(object model, object* server);
+error TRITONBACKEND_ModelBackend(object model, object* backend);
+error TRITONBACKEND_ModelSetState(object model, void* state);
+error TRITONBACKEND_ModelInstanceName(object instance, const char** name);
+error TRITONBACKEND_ModelInstanceKind(object instance, int* kind);
+error TRITONBACKEND_ModelInstanceModel(object instance, object* model);
+error TRITONBACKEND_ModelInstanceReportStatistics(object instance, object request, bool success, uint64_t exec_start,
+                                                  uint64_t compute_start, uint64_t compute_end, uint64_t exec_end);
+error TRITONBACKEND_ModelInstanceReportBatchStatistics(object instance, uint64_t batch_size, uint64_t exec_start,
+                                                       uint64_t compute_start, uint64_t compute_end, uint64_t exec_end);
+error TRITONBACKEND_RequestId(object request, const char** id);
+error TRITONBACKEND_RequestCorrelationId(object request, uint64_t* id);
+error TRITONBACKEND_RequestFlags(object request, uint32_t* flags);
+error TRITONBACKEND_RequestIsCancelled(object request, bool* cancelled);
+error TRITONBACKEND_InferenceRequestTimeoutMicroseconds(object request, uint64_t* timeout);
+error TRITONBACKEND_RequestParameterCount(object request, uint32_t* count);
+error TRITONBACKEND_RequestParameter(object request, uint32_t index, const char** key, int* type, const void** value);
+error TRITONBACKEND_RequestInputCount(object request, uint32_t* count);
+error TRITONBACKEND_RequestInputByIndex(object request, uint32_t index, object* input);
+error TRITONBACKEND_RequestInput(object request, const char* name, object* input);
+error TRITONBACKEND_RequestOutputCount(object request, uint32_t* count);
+error TRITONBACKEND_RequestOutputName(object request, uint32_t index, const char** name);
+error TRITONBACKEND_RequestRelease(object request, uint32_t flags);
+error TRITONBACKEND_InputProperties(object input, const char** name, int* datatype, const int64_t** shape, uint32_t* dims,
+                                    uint64_t* size, uint32_t* buffers);
+error TRITONBACKEND_InputBuffer(object input, uint32_t index, const void** buffer, uint64_t* size, int* type, int64_t* id);
+error TRITONBACKEND_ResponseNew(object* response, object request);
+error TRITONBACKEND_ResponseNewFromFactory(object* response, object factory);
+error TRITONBACKEND_ResponseFactoryNew(object* factory, object request);
+error TRITONBACKEND_ResponseFactorySendFlags(object factory, uint32_t flags);
+error TRITONBACKEND_ResponseFactoryDelete(object factory);
+error TRITONBACKEND_ResponseOutput(object response, object* output, const char* name, int datatype, const int64_t* shape,
+                                   uint32_t dims);
+error TRITONBACKEND_OutputBuffer(object output, void** buffer, uint64_t size, int* type, int64_t* id);
+error TRITONBACKEND_ResponseSetStringParameter(object response, const char* name, const char* value);
+error TRITONBACKEND_ResponseSetIntParameter(object response, const char* name, int64_t value);
+error TRITONBACKEND_ResponseSetBoolParameter(object response, const char* name, bool value);
+error TRITONBACKEND_ResponseSetDoubleParameter(object response, const char* name, double value);
+error TRITONBACKEND_ResponseSend(object response, uint32_t flags, error failed);
+error TRITONBACKEND_StateNew(object* state, object request, const char* name, int datatype, const int64_t* shape,
+                             uint32_t dims);
+error TRITONBACKEND_StateBuffer(object state, void** buffer, uint64_t size, int* type, int64_t* id);
+error TRITONBACKEND_StateUpdate(object state);

@@ -1,0 +1,479 @@
+/* A backend of the tests. Each request says by its parameter `do` what is done with it; without one, its inputs are returned
+ * as outputs of the names in which IN is replaced by OUT. What goes wrong in a call that should not is fatal. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "abi.h"
+
+static void fine(error failed) {
+  if (failed == NULL) return;
+  fprintf(stderr, "probe: %s\n", TRITONSERVER_ErrorMessage(failed));
+  abort();
+}
+
+static object server, manager, counter;
+static int model_state;
+
+/* ------------------------------------------------------------ what a request says */
+
+static const char* wanted(object request) {
+  uint32_t count, i;
+  fine(TRITONBACKEND_RequestParameterCount(request, &count));
+  for (i = 0; i < count; i++) {
+    const char* key;
+    int type;
+    const void* value;
+    fine(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value));
+    if (strcmp(key, "do") == 0 && type == 0) return value;
+  }
+  return "";
+}
+
+static void set_all(object response, object request) {
+  uint32_t count, i;
+  fine(TRITONBACKEND_RequestParameterCount(request, &count));
+  for (i = 0; i < count; i++) {
+    const char* key;
+    int type;
+    const void* value;
+    fine(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value));
+    if (type == 0) fine(TRITONBACKEND_ResponseSetStringParameter(response, key, value));
+    if (type == 1) fine(TRITONBACKEND_ResponseSetIntParameter(response, key, *(const int64_t*)value));
+    if (type == 2) fine(TRITONBACKEND_ResponseSetBoolParameter(response, key, *(const bool*)value));
+    if (type == 4) fine(TRITONBACKEND_ResponseSetDoubleParameter(response, key, *(const double*)value));
+  }
+}
+
+/* ------------------------------------------------------------ outputs */
+
+static void* output(object response, const char* name, int datatype, const int64_t* shape, uint32_t dims, uint64_t size) {
+  object made;
+  void* buffer;
+  int type = 2; /* the GPU's is preferred, the CPU's is given */
+  int64_t id = 3;
+  fine(TRITONBACKEND_ResponseOutput(response, &made, name, datatype, shape, dims));
+  fine(TRITONBACKEND_OutputBuffer(made, &buffer, size, &type, &id));
+  if (type != 0 || id != 0) abort();
+  return buffer;
+}
+
+static void copied(object response, object request) {
+  uint32_t count, i, j, outputs;
+  fine(TRITONBACKEND_RequestInputCount(request, &count));
+  fine(TRITONBACKEND_RequestOutputCount(request, &outputs));
+  for (i = 0; i < count; i++) {
+    object input;
+    const char* name;
+    const int64_t* shape;
+    const void* data;
+    int datatype, type = 0;
+    uint32_t dims, buffers;
+    uint64_t size, part;
+    int64_t id = 0;
+    char renamed[64];
+    fine(TRITONBACKEND_RequestInputByIndex(request, i, &input));
+    fine(TRITONBACKEND_InputProperties(input, &name, &datatype, &shape, &dims, &size, &buffers));
+    if (strncmp(name, "IN", 2) != 0) continue;
+    snprintf(renamed, sizeof renamed, "OUT%s", name + 2);
+    for (j = 0; j < outputs; j++) {
+      const char* asked;
+      fine(TRITONBACKEND_RequestOutputName(request, j, &asked));
+      if (strcmp(asked, renamed) == 0) break;
+    }
+    if (j == outputs) continue;
+    char* to = output(response, renamed, datatype, shape, dims, size);
+    for (j = 0; j < buffers; j++) {
+      fine(TRITONBACKEND_InputBuffer(input, j, &data, &part, &type, &id));
+      memcpy(to, data, part);
+      to += part;
+    }
+  }
+}
+
+static void text_output(object response, const char* text) {
+  int64_t shape[2] = {1, 1};
+  uint32_t length = (uint32_t)strlen(text);
+  char* to = output(response, "TEXT", BYTES, shape, 2, 4 + length);
+  memcpy(to, &length, 4);
+  memcpy(to + 4, text, length);
+}
+
+static void answer_text(object request, const char* text) {
+  object response;
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  text_output(response, text);
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+}
+
+static void failed_as(object request, int code, const char* text) {
+  object response;
+  error failed = TRITONSERVER_ErrorNew(code, text);
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  fine(TRITONBACKEND_ResponseSend(response, 1, failed));
+  TRITONSERVER_ErrorDelete(failed);
+}
+
+/* the text of an error that a call must give */
+static void said(char* room, size_t size, error failed) {
+  if (failed == NULL) {
+    snprintf(room, size, "nothing");
+  } else {
+    snprintf(room, size, "%d %s", TRITONSERVER_ErrorCode(failed), TRITONSERVER_ErrorMessage(failed));
+    TRITONSERVER_ErrorDelete(failed);
+  }
+}
+
+/* ------------------------------------------------------------ things to do */
+
+static void* later(void* factory) {
+  object response;
+  int64_t shape[2] = {1, 1};
+  usleep(1000); /* so that Execute has often returned; both orders are right */
+  fine(TRITONBACKEND_ResponseNewFromFactory(&response, factory));
+  *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = 77;
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+  fine(TRITONBACKEND_ResponseFactoryDelete(factory));
+  return NULL;
+}
+
+static void* stream(void* factory) {
+  int64_t shape[2] = {1, 1};
+  int32_t i;
+  for (i = 0; i < 5; i++) {
+    object response;
+    fine(TRITONBACKEND_ResponseNewFromFactory(&response, factory));
+    *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = i;
+    fine(TRITONBACKEND_ResponseSend(response, 0, NULL));
+  }
+  fine(TRITONBACKEND_ResponseFactorySendFlags(factory, 1));
+  fine(TRITONBACKEND_ResponseFactoryDelete(factory));
+  return NULL;
+}
+
+static void on_thread(object request, void* (*what)(void*)) {
+  pthread_t thread;
+  object factory;
+  fine(TRITONBACKEND_ResponseFactoryNew(&factory, request));
+  pthread_create(&thread, NULL, what, factory);
+  pthread_detach(thread);
+}
+
+static void wrongly(object request) {
+  object response, input, message;
+  void* buffer;
+  const void* data;
+  const char* id;
+  uint64_t size;
+  int type = 0;
+  int64_t number = 0;
+  char texts[7][300], all[2400];
+  int64_t shape[2] = {1, 1};
+  object made;
+  fine(TRITONBACKEND_RequestInput(request, "IN", &input));
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  fine(TRITONBACKEND_ResponseOutput(response, &made, "OUT", 8, shape, 2));
+  said(texts[0], 300, TRITONBACKEND_RequestId(response, &id));         /* of another type */
+  said(texts[1], 300, TRITONBACKEND_RequestId((object)&type, &id));    /* an address */
+  said(texts[2], 300, TRITONBACKEND_RequestId(NULL, &id));
+  fine(TRITONSERVER_MessageNewFromSerializedJson(&message, "{}", 2));
+  fine(TRITONSERVER_MessageDelete(message));
+  said(texts[3], 300, TRITONSERVER_MessageDelete(message)); /* twice */
+  object gone;
+  fine(TRITONBACKEND_ResponseNew(&gone, request));
+  error failed = TRITONSERVER_ErrorNew(INVALID_ARG, "as it should");
+  *(int32_t*)(TRITONBACKEND_OutputBuffer(made, &buffer, 4, &type, &number) == NULL ? buffer : abort) = 5;
+  fine(TRITONBACKEND_ResponseSend(response, 1, failed));
+  TRITONSERVER_ErrorDelete(failed);
+  said(texts[4], 300, TRITONBACKEND_ResponseSend(response, 1, NULL)); /* sent before */
+  said(texts[5], 300, TRITONBACKEND_OutputBuffer(made, &buffer, 4, &type, &number));
+  fine(TRITONBACKEND_RequestRelease(request, 1));
+  said(texts[6], 300, TRITONBACKEND_RequestRelease(request, 1));
+  (void)gone;
+  snprintf(all, sizeof all, "|%s|%s|%s|%s|%s|%s|%s|", texts[0], texts[1], texts[2], texts[3], texts[4], texts[5], texts[6]);
+  fine(TRITONSERVER_LogMessage(0, __FILE__, __LINE__, all));
+  failed = TRITONBACKEND_InputBuffer(input, 0, &data, &size, &type, &number);
+  if (failed == NULL) abort(); /* its request is released */
+  TRITONSERVER_ErrorDelete(failed);
+}
+
+static error allocate(object allocator, const char* name, size_t size, int type, int64_t id, void* with, void** buffer,
+                      void** buffer_with, int* actual, int64_t* actual_id) {
+  (void)allocator, (void)name, (void)type, (void)id, (void)with;
+  *buffer = malloc(size + 1);
+  *buffer_with = NULL;
+  *actual = 0;
+  *actual_id = 0;
+  return NULL;
+}
+
+static error released_buffer(object allocator, void* buffer, void* with, size_t size, int type, int64_t id) {
+  (void)allocator, (void)with, (void)size, (void)type, (void)id;
+  free(buffer);
+  return NULL;
+}
+
+static void released(object call, uint32_t flags, void* with) {
+  (void)flags, (void)with;
+  fine(TRITONSERVER_InferenceRequestDelete(call));
+}
+
+struct waiting { pthread_mutex_t lock; pthread_cond_t came; int done; char text[512]; };
+
+static void responded(object response, uint32_t flags, void* with) {
+  struct waiting* waiting = with;
+  pthread_mutex_lock(&waiting->lock);
+  if (response != NULL) {
+    error failed = TRITONSERVER_InferenceResponseError(response);
+    if (failed != NULL) {
+      snprintf(waiting->text, sizeof waiting->text, "error: %s", TRITONSERVER_ErrorMessage(failed));
+    } else {
+      const char* name;
+      const void* base;
+      size_t size;
+      fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, NULL, NULL, NULL));
+      snprintf(waiting->text, sizeof waiting->text, "%s=%d", name, size == 4 ? *(const int32_t*)base : -1);
+    }
+    fine(TRITONSERVER_InferenceResponseDelete(response));
+  }
+  if (flags & 1) waiting->done = 1;
+  pthread_cond_signal(&waiting->came);
+  pthread_mutex_unlock(&waiting->lock);
+}
+
+static void call(object request, const char* model) {
+  struct waiting waiting = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, ""};
+  static object allocator;
+  object made;
+  int64_t shape[2] = {1, 1};
+  int32_t value = 42;
+  error failed;
+  if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
+  fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
+  fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
+  fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
+  fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));
+  fine(TRITONSERVER_InferenceRequestSetResponseCallback(made, allocator, NULL, responded, &waiting));
+  failed = TRITONSERVER_ServerInferAsync(server, made, NULL);
+  if (failed != NULL) {
+    said(waiting.text, sizeof waiting.text, failed);
+    fine(TRITONSERVER_InferenceRequestDelete(made));
+  } else {
+    pthread_mutex_lock(&waiting.lock);
+    while (!waiting.done) pthread_cond_wait(&waiting.came, &waiting.lock);
+    pthread_mutex_unlock(&waiting.lock);
+  }
+  answer_text(request, waiting.text);
+}
+
+static void count(object request) {
+  double value;
+  char text[64];
+  fine(TRITONSERVER_MetricIncrement(counter, 2));
+  fine(TRITONSERVER_MetricValue(counter, &value));
+  snprintf(text, sizeof text, "%g", value);
+  answer_text(request, text);
+}
+
+static void ask(object request) {
+  const char* id;
+  uint64_t correlation, timeout;
+  uint32_t flags;
+  bool cancelled, ready;
+  object none;
+  char text[512], missing[200];
+  void* memory;
+  fine(TRITONBACKEND_RequestId(request, &id));
+  fine(TRITONBACKEND_RequestCorrelationId(request, &correlation));
+  fine(TRITONBACKEND_RequestFlags(request, &flags));
+  fine(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(request, &timeout));
+  fine(TRITONBACKEND_RequestIsCancelled(request, &cancelled));
+  fine(TRITONSERVER_ServerModelIsReady(server, "identity", -1, &ready));
+  fine(TRITONBACKEND_MemoryManagerAllocate(manager, &memory, 0, 0, 100));
+  memset(memory, 1, 100);
+  fine(TRITONBACKEND_MemoryManagerFree(manager, memory, 0, 0));
+  said(missing, sizeof missing, TRITONSERVER_ServerNew(&none, NULL));
+  snprintf(text, sizeof text, "id=%s correlation=%lu flags=%u timeout=%lu cancelled=%d ready=%d | %s", id,
+           (unsigned long)correlation, flags, (unsigned long)timeout, cancelled, ready, missing);
+  answer_text(request, text);
+}
+
+static void accumulate(object request) {
+  object input, state, response;
+  const void *data, *before;
+  uint64_t size;
+  int type = 0;
+  int64_t id = 0, shape[2] = {1, 1};
+  int32_t total;
+  void* buffer;
+  fine(TRITONBACKEND_RequestInput(request, "IN", &input));
+  fine(TRITONBACKEND_InputBuffer(input, 0, &data, &size, &type, &id));
+  fine(TRITONBACKEND_RequestInput(request, "SUM_IN", &input));
+  fine(TRITONBACKEND_InputBuffer(input, 0, &before, &size, &type, &id));
+  total = *(const int32_t*)data + *(const int32_t*)before;
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = total;
+  fine(TRITONBACKEND_StateNew(&state, request, "SUM_OUT", 8, shape, 2));
+  fine(TRITONBACKEND_StateBuffer(state, &buffer, 4, &type, &id));
+  *(int32_t*)buffer = total;
+  fine(TRITONBACKEND_StateUpdate(state));
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+}
+
+static void wait_for_cancel(object request) {
+  bool cancelled = false;
+  while (!cancelled) {
+    fine(TRITONBACKEND_RequestIsCancelled(request, &cancelled));
+    usleep(1000);
+  }
+  fine(TRITONSERVER_LogMessage(0, __FILE__, __LINE__, "the request was cancelled"));
+  failed_as(request, CANCELLED, "cancelled");
+}
+
+static void crash(const char* how) {
+  fprintf(stderr, "probe: about to %s\n", how);
+  if (strcmp(how, "segfault") == 0) *(volatile int*)8 = 1;
+  if (strcmp(how, "abort") == 0) abort();
+  if (strcmp(how, "exit") == 0) exit(3);
+  if (strcmp(how, "follow") == 0) return;
+  for (;;) pause();
+}
+
+static uint64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* ------------------------------------------------------------ what the server calls */
+
+error TRITONBACKEND_Initialize(object backend) {
+  uint32_t major, minor;
+  object config;
+  const char *text, *name, *folder;
+  size_t size;
+  int type;
+  fine(TRITONBACKEND_ApiVersion(&major, &minor));
+  fine(TRITONBACKEND_BackendName(backend, &name));
+  fine(TRITONBACKEND_BackendArtifacts(backend, &type, &folder));
+  fine(TRITONBACKEND_BackendConfig(backend, &config));
+  fine(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
+  fine(TRITONBACKEND_BackendMemoryManager(backend, &manager));
+  fprintf(stderr, "probe: backend %s %u.%u %s\n", name, major, minor, text);
+  fine(TRITONBACKEND_BackendSetState(backend, &model_state));
+  return NULL;
+}
+
+error TRITONBACKEND_GetBackendAttribute(object backend, object attribute) {
+  void* state;
+  fine(TRITONBACKEND_BackendState(backend, &state));
+  if (state != &model_state) abort();
+  return TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(attribute, 1, 2, NULL, 0);
+}
+
+error TRITONBACKEND_ModelInitialize(object model) {
+  static const char COMPLETE[] =
+      "{\"max_batch_size\":8,\"input\":[{\"name\":\"IN\",\"data_type\":\"TYPE_INT32\",\"dims\":[-1]}],"
+      "\"output\":[{\"name\":\"OUT\",\"data_type\":\"TYPE_INT32\",\"dims\":[-1]}],\"dynamic_batching\":{}}";
+  object config;
+  const char *text, *name;
+  size_t size;
+  bool complete;
+  fine(TRITONBACKEND_ModelServer(model, &server));
+  fine(TRITONBACKEND_ModelName(model, &name));
+  if (strcmp(name, "refused") == 0) return TRITONSERVER_ErrorNew(INVALID_ARG, "the probe does not like this model");
+  fine(TRITONBACKEND_ModelAutoCompleteConfig(model, &complete));
+  fine(TRITONBACKEND_ModelConfig(model, 1, &config));
+  fine(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
+  bool empty = strstr(text, "\"input\":[]") != NULL || strstr(text, "\"input\": []") != NULL;
+  fine(TRITONSERVER_MessageDelete(config));
+  if (complete && empty) {
+    fine(TRITONSERVER_MessageNewFromSerializedJson(&config, COMPLETE, sizeof COMPLETE - 1));
+    fine(TRITONBACKEND_ModelSetConfig(model, 1, config));
+    fine(TRITONSERVER_MessageDelete(config));
+  }
+  return NULL;
+}
+
+error TRITONBACKEND_ModelInstanceInitialize(object instance) {
+  object family, model, label;
+  const char* name;
+  fine(TRITONBACKEND_ModelInstanceModel(instance, &model));
+  fine(TRITONBACKEND_ModelName(model, &name));
+  label = TRITONSERVER_ParameterNew("model", 0, name);
+  fine(TRITONSERVER_MetricFamilyNew(&family, 0, "probe_total", "what the probe has counted"));
+  fine(TRITONSERVER_MetricNew(&counter, family, &label, 1));
+  TRITONSERVER_ParameterDelete(label);
+  return NULL;
+}
+
+error TRITONBACKEND_ModelInstanceFinalize(object instance) {
+  (void)instance;
+  return TRITONSERVER_LogMessage(1, __FILE__, __LINE__, "the probe's instance ends");
+}
+
+error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, const uint32_t count_) {
+  uint32_t i;
+  if (strcmp(wanted(requests[0]), "refuse all") == 0) return TRITONSERVER_ErrorNew(UNAVAILABLE, "not today");
+  for (i = 0; i < count_; i++) {
+    object request = requests[i], response;
+    const char* what = wanted(request);
+    requests[i] = NULL; /* the array is the server's, and may be written to */
+    if (strncmp(what, "crash ", 6) == 0) crash(what + 6);
+    if (strcmp(what, "crash follow") == 0) fprintf(stderr, "%c", *(char*)request);
+    if (strcmp(what, "wrongly") == 0) {
+      wrongly(request);
+      continue;
+    }
+    if (strcmp(what, "again") == 0) {
+      static int times;
+      if (times++ < 2) {
+        fine(TRITONBACKEND_RequestRelease(request, 2));
+        continue;
+      }
+      answer_text(request, "at the third time");
+    } else if (strcmp(what, "later") == 0) {
+      on_thread(request, later);
+    } else if (strcmp(what, "stream") == 0) {
+      on_thread(request, stream);
+    } else if (strcmp(what, "fail") == 0) {
+      failed_as(request, NOT_FOUND, "the probe has not found it");
+    } else if (strcmp(what, "nothing") == 0) {
+      /* released, and never answered */
+    } else if (strcmp(what, "short") == 0 || strcmp(what, "no string") == 0) {
+      int64_t shape[2] = {1, 4};
+      fine(TRITONBACKEND_ResponseNew(&response, request));
+      if (what[0] == 's') memset(output(response, "OUT", 8, shape, 2, 8), 0, 8);
+      if (what[0] == 'n') memset(output(response, "TEXT", BYTES, shape, 1, 6), 9, 6);
+      fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+    } else if (strncmp(what, "call ", 5) == 0) {
+      call(request, what + 5);
+    } else if (strcmp(what, "count") == 0) {
+      count(request);
+    } else if (strcmp(what, "ask") == 0) {
+      ask(request);
+    } else if (strcmp(what, "accumulate") == 0) {
+      accumulate(request);
+    } else if (strcmp(what, "wait for cancel") == 0) {
+      wait_for_cancel(request);
+    } else {
+      fine(TRITONBACKEND_ResponseNew(&response, request));
+      copied(response, request);
+      set_all(response, request);
+      if (strcmp(what, "batch") == 0) fine(TRITONBACKEND_ResponseSetIntParameter(response, "batch", count_));
+      fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+      if (strcmp(what, "statistics") == 0) {
+        uint64_t t = now();
+        while (now() < t + 9000) continue;
+        fine(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, true, t, t + 1, t + 2, t + 3));
+        fine(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, 1, t, t + 2000, t + 5001, t + 9000));
+      }
+    }
+    fine(TRITONBACKEND_RequestRelease(request, 1));
+  }
+  return NULL;
+}

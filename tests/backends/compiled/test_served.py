@@ -1,0 +1,256 @@
+"""A backend in C, through a real server and Triton's own clients: execution, answers of all kinds, what it asks for."""
+
+from __future__ import annotations
+
+import json
+import queue
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
+
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+TEXT = (
+    'backend: "probe" max_batch_size: 8 input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ] output [ '
+)
+TEXT += '{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ] '
+ONE = "instance_group [ { count: 1 kind: KIND_CPU } ] "
+TYPES = (
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "STRING",
+)
+
+
+@pytest.fixture(scope="module")
+def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "identity", 'backend: "probe"')
+    write_model(folder, "probe", TEXT + ONE)
+    write_model(folder, "batched", TEXT + ONE + "dynamic_batching { max_queue_delay_microseconds: 300000 }")
+    write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
+    state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
+    state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
+    write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")
+    every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
+    text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
+    write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
+    made = ServerProcess(folder, f"--backend-directory={backends}", "--backend-config=probe,color=green")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[http.InferenceServerClient]:
+    with http.InferenceServerClient(server.http, concurrency=4) as made:
+        yield made
+
+
+def numbers(*values: int, name: str = "IN") -> http.InferInput:
+    array = np.array([values], np.int32)
+    made = http.InferInput(name, list(array.shape), "INT32")
+    made.set_data_from_numpy(array)
+    return made
+
+
+def asked(client: Any, what: str, model: str = "probe", **more: Any) -> Any:
+    return client.infer(model, [numbers(5)], parameters={"do": what}, **more)
+
+
+def text_of(client: Any, what: str, **more: Any) -> str:
+    return str(asked(client, what, **more).as_numpy("TEXT")[0, 0].decode())
+
+
+def test_what_a_configuration_leaves_out_the_backend_completes(client: Any) -> None:
+    config = client.get_model_config("identity")
+    assert [(row["name"], row["data_type"], row["dims"]) for row in config["input"]] == [
+        ("IN", "TYPE_INT32", [-1])
+    ]
+    assert config["max_batch_size"] == 8 and "dynamic_batching" in config
+    assert [(row["kind"], row["count"]) for row in config["instance_group"]] == [("KIND_CPU", 2)], (
+        "what it prefers"
+    )
+    assert client.infer("identity", [numbers(1, 2, 3)]).as_numpy("OUT").tolist() == [[1, 2, 3]]
+
+
+def test_elements_of_every_datatype_come_back_over_http_and_grpc(client: Any, server: ServerProcess) -> None:
+    given = {kind: np.array([[0, 1, 1]]).astype(kind.lower().replace("fp", "float")) for kind in TYPES[:-1]}
+    given["STRING"] = np.array([[b"", "schön".encode(), b"\0\xff" * 3]], object)
+    with grpc.InferenceServerClient(server.grpc) as other:
+        for module, caller in ((http, client), (grpc, other)):
+            inputs = []
+            for kind, array in given.items():
+                made = module.InferInput(f"IN_{kind}", [1, 3], kind.replace("STRING", "BYTES"))
+                made.set_data_from_numpy(array)
+                inputs.append(made)
+            found = caller.infer("types", inputs)
+            for kind, array in given.items():
+                assert found.as_numpy(f"OUT_{kind}").tolist() == array.tolist(), kind
+            wanted = [module.InferRequestedOutput("OUT_FP16"), module.InferRequestedOutput("OUT_STRING")]
+            found = caller.infer("types", inputs, outputs=wanted)
+            assert (
+                found.as_numpy("OUT_INT8") is None
+                and found.as_numpy("OUT_STRING").tolist() == given["STRING"].tolist()
+            )
+
+
+def test_a_large_tensor_comes_back_whole(client: Any) -> None:
+    array = np.arange(3_000_000, dtype=np.int32).reshape(1, -1)
+    made = http.InferInput("IN", list(array.shape), "INT32")
+    made.set_data_from_numpy(array)
+    for _ in range(3):  # the memory of the first is used again
+        assert (client.infer("probe", [made]).as_numpy("OUT") == array).all()
+
+
+def test_parameters_of_every_type_arrive_and_return(client: Any) -> None:
+    given = {"text": "grün", "number": -(1 << 40), "truth": True, "real": 0.5}
+    found = client.infer("probe", [numbers(1)], parameters=given).get_response()["parameters"]
+    assert found == given and type(found["truth"]) is bool
+
+
+def test_requests_meet_in_a_batch(client: Any) -> None:
+    waiting = [client.async_infer("batched", [numbers(i)], parameters={"do": "batch"}) for i in range(4)]
+    found = [one.get_result() for one in waiting]
+    assert [one.as_numpy("OUT").tolist() for one in found] == [[[i]] for i in range(4)]
+    assert max(one.get_response()["parameters"]["batch"] for one in found) > 1
+
+
+def test_what_a_request_says_can_be_asked_for(client: Any) -> None:
+    found = text_of(client, "ask", request_id="name", timeout=1234)
+    assert found.startswith("id=name correlation=0 flags=0 timeout=1234 cancelled=0 ready=1 | ")
+    assert found.endswith("5 TRITONSERVER_ServerNew is not supported by this server"), (
+        "it says so by its name"
+    )
+
+
+@pytest.mark.parametrize(
+    "what, status, message",
+    [
+        ("fail", "404", "the probe has not found it"),
+        ("refuse all", "503", "not today"),
+        ("nothing", "500", "the backend has let go of the request without a response"),
+        (
+            "short",
+            "500",
+            "the backend's output 'OUT' cannot be used: its shape needs 16 bytes, its buffer has 8",
+        ),
+        (
+            "no string",
+            "500",
+            "the backend's output 'TEXT' cannot be used: its buffer does not hold 1 strings",
+        ),
+    ],
+)
+def test_an_error_is_that_requests_own(client: Any, what: str, status: str, message: str) -> None:
+    with pytest.raises(InferenceServerException) as failed:
+        asked(client, what)
+    assert failed.value.status() == status and str(failed.value.message()).startswith(message)
+    assert client.infer("probe", [numbers(3)]).as_numpy("OUT").tolist() == [[3]]
+
+
+def test_a_request_is_answered_after_execute_has_returned(client: Any) -> None:
+    waiting = [client.async_infer("probe", [numbers(i)], parameters={"do": "later"}) for i in range(20)]
+    assert [one.get_result().as_numpy("OUT").tolist() for one in waiting] == [[[77]]] * 20
+
+
+def test_what_is_called_wrongly_is_an_error_and_harms_nobody(client: Any, server: ServerProcess) -> None:
+    with pytest.raises(InferenceServerException, match="as it should"):
+        asked(client, "wrongly")
+    until(lambda: "|3 TRITONBACKEND_RequestId" in server.log(), server.log)
+    line = next(line for line in server.log().splitlines() if "|3 TRITONBACKEND_RequestId" in line)
+    found = line[line.index("|") :].strip("|").split("|")
+    functions = ["TRITONBACKEND_RequestId"] * 3 + ["TRITONSERVER_MessageDelete", "TRITONBACKEND_ResponseSend"]
+    assert [text.split()[1] for text in found] == [
+        f"{name}:" for name in (*functions, "TRITONBACKEND_OutputBuffer", "TRITONBACKEND_RequestRelease")
+    ]
+    assert all(text.startswith("3 ") and "released before" in text for text in found)
+
+
+def test_a_decoupled_model_streams(server: ServerProcess) -> None:
+    found: queue.Queue[Any] = queue.Queue()
+    array = np.array([[1]], np.int32)
+    made = grpc.InferInput("IN", [1, 1], "INT32")
+    made.set_data_from_numpy(array)
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        client.async_stream_infer(
+            "stream", [made], parameters={"do": "stream"}, enable_empty_final_response=True
+        )
+        values = []
+        while True:
+            result, error = found.get(timeout=30)
+            assert error is None, error
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+            values.append(int(result.as_numpy("OUT")[0, 0]))
+        client.async_stream_infer("stream", [made], parameters={"do": "fail"})
+        _, error = found.get(timeout=30)
+        client.stop_stream()
+    assert values == [0, 1, 2, 3, 4]
+    assert "the probe has not found it" in str(error)
+
+
+def test_states_of_sequences(client: Any) -> None:
+    for id in (11, 12):
+        for i in (1, 2, 3):
+            more = {"sequence_id": id, "sequence_start": i == 1, "sequence_end": i == 3}
+            found = client.infer("sum", [numbers(10 * i)], parameters={"do": "accumulate"}, **more)
+            assert found.as_numpy("OUT").tolist() == [[(10, 30, 60)[i - 1]]]
+
+
+def test_metrics_of_its_own(client: Any, server: ServerProcess) -> None:
+    assert [text_of(client, "count") for _ in range(2)] == ["2", "4"]
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        assert 'probe_total{model="probe"} 4' in page.read().decode()
+
+
+def test_statistics_are_those_that_the_backend_reports(client: Any) -> None:
+    before = client.get_inference_statistics("probe", "1")["model_stats"][0]["inference_stats"]
+    asked(client, "statistics")
+    after = client.get_inference_statistics("probe", "1")["model_stats"][0]["inference_stats"]
+    assert after["compute_infer"]["ns"] - before["compute_infer"]["ns"] == 3001
+
+
+def test_it_calls_models_of_the_server(client: Any) -> None:
+    assert text_of(client, "call identity") == "OUT=42"
+    assert "nobody" in text_of(client, "call nobody") and "error" in text_of(client, "call nobody")
+
+
+def test_its_log_lines_and_its_command_line(server: ServerProcess) -> None:
+    line = next(line for line in server.log().splitlines() if "probe: backend probe" in line)
+    assert json.loads(line[line.index("{") :])["cmdline"]["color"] == "green"
+
+
+def test_a_cancelled_request_is_told_so(server: ServerProcess) -> None:
+    made = grpc.InferInput("IN", [1, 1], "INT32")
+    made.set_data_from_numpy(np.array([[1]], np.int32))
+    with grpc.InferenceServerClient(server.grpc) as client:
+        done: queue.Queue[Any] = queue.Queue()
+        call = client.async_infer(
+            "probe", [made], lambda result, error: done.put(error), parameters={"do": "wait for cancel"}
+        )
+        call.cancel()
+        assert done.get(timeout=30) is not None
+        client.async_infer("probe", [made], lambda result, error: done.put(error))
+        assert done.get(timeout=30) is None, "the instance is free again"
