@@ -87,7 +87,7 @@ def image_processor(folder: Folder) -> Any:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise ValueError("images need the package pillow: pip install 'neptrio[transformers]'") from None
+        raise ValueError("images need the package pillow: pip install pillow") from None
     try:
         return transformers.AutoImageProcessor.from_pretrained(folder.path, **LOCAL)
     except Exception as error:
