@@ -79,10 +79,10 @@ def http_infer(
     return [int(value) for value in found]
 
 
-def own_infer(server: ServerProcess, model: str) -> list[int]:
+def own_infer(server: ServerProcess, model: str, **options: Any) -> list[int]:
     """The same by a client of its own, for threads."""
     with httpclient.InferenceServerClient(server.http) as client:
-        return http_infer(client, model)
+        return http_infer(client, model, **options)
 
 
 def grpc_input(name: str = "INPUT0") -> grpcclient.InferInput:
@@ -100,6 +100,12 @@ def document(server: ServerProcess, path: str, method: str = "GET", body: bytes 
 def on_demand(server: ServerProcess, model: str) -> dict[str, Any]:
     found: dict[str, Any] = document(server, f"/v2/repository/models/{model}")[1]["on_demand"]
     return found
+
+
+def phase(server: ServerProcess, model: str) -> str:
+    with Http1(server.http) as client:
+        answer = client.request("GET", f"/v2/repository/models/{model}")
+    return str(json.loads(answer.body).get("loading", {}).get("phase", ""))
 
 
 @pytest.fixture(scope="module")
@@ -444,3 +450,21 @@ def test_a_sequence_waits_as_a_whole(tmp_path: Path) -> None:
         assert on_demand(server, "sums")["misses"] == 3
     assert [error for _, error in found] == [None] * 3
     assert [int(result.as_numpy("OUTPUT")[0][0]) for result, _ in found] == [1, 3, 6]
+
+
+def test_the_load_that_is_waited_for_most_urgently_is_next(tmp_path: Path) -> None:
+    first, plain, urgent = (slow_model(tmp_path, name) for name in ("first", "plain", "urgent"))
+    with (
+        ServerProcess(tmp_path, ON_DEMAND, "--model-load-thread-count=1") as server,
+        latch(first) as held,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        answers = [pool.submit(own_infer, server, "first")]
+        until(lambda: loads(first) == 1)
+        for name, priority in (("plain", 0), ("urgent", 1)):
+            answers.append(pool.submit(own_infer, server, name, priority=priority))
+            until(lambda: phase(server, name) == "waiting for its turn to load")  # noqa: B023
+        assert loads(plain) == loads(urgent) == 0, "one load at once"
+        held.open()
+        assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 3
+    assert (urgent / "loads").stat().st_mtime_ns < (plain / "loads").stat().st_mtime_ns

@@ -39,6 +39,7 @@ from neptrio.observe.demand_families import DemandRow
 from neptrio.observe.exposition import Family
 from neptrio.repository import scan
 from neptrio.repository.demand_states import Act, Event, Standing, State
+from neptrio.repository.load_line import LAST, NO_PRIORITY, Rank
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.waiting import NoRoom, Room, StandIn, later
 from neptrio.request.infer_request import InferRequest, InputSpec, monotonic_ns
@@ -340,6 +341,18 @@ class Demand:
         """The model of that name if it is loaded on demand and does not serve."""
         known = self.known.get(name)
         return None if known is None or name in self._catalog.latest else known
+
+    def asked_for(self, name: str) -> bool:
+        """Whether somebody waits for the model."""
+        known = self.known.get(name)
+        return known is not None and (bool(known.room) or known.ended is not None)
+
+    def rank(self, name: str) -> Rank:
+        """How urgently the model is waited for (repository.load_line)."""
+        known = self.known.get(name)
+        if known is not None and known.room:
+            return known.room.priority or NO_PRIORITY, known.room.oldest_ns
+        return NO_PRIORITY if self.asked_for(name) else LAST, 0
 
     def rows(self, name: str) -> list[dict[str, Any]] | None:
         """The rows of the repository index of a model that waits to be asked for, or whose load has shown no version yet.

@@ -16,6 +16,7 @@ import functools
 import itertools
 import logging
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 
 import trio
@@ -25,8 +26,10 @@ from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, 
 from neptrio.foreign import summary
 from neptrio.loop import collector
 from neptrio.repository import change, lifecycle, loader
+from neptrio.repository.budget import files_of
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
+from neptrio.repository.load_line import LAST, LoadLine, Rank
 from neptrio.repository.loader import Building, Found, Loader, PollFailure
 from neptrio.repository.model import Model
 from neptrio.repository.override import LoadParameters
@@ -34,6 +37,7 @@ from neptrio.repository.records import Operation, Record, Row
 from neptrio.repository.regroup import Regrouping
 from neptrio.repository.waiting import NoRoom
 from neptrio.repository.withdrawal import Withdrawal
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.scheduling import ensemble_graph
 from neptrio.settings import Settings
 
@@ -41,6 +45,8 @@ log = logging.getLogger("neptrio.repository")
 
 EXITING = "Server exiting"
 SLOW_SECONDS = 10.0  # a load that takes longer says what it does
+DEAR_SECONDS = 1.0  # a load that takes longer takes long
+DEAR_BYTES = 256 << 20  # and so does one of larger files, until it is known how long
 REBUILDS = 10  # of an ensemble whose steps' models change while it is built
 
 
@@ -54,8 +60,12 @@ class Loading:
         self.loader = made_by
         self._numbers = itertools.count(1)
         self._waits: dict[str, set[str]] = {}  # model -> the models that its load waits for
+        self._line = LoadLine(settings.model_load_thread_count, self._rank)
         self.discarding = 0  # unfinished models of invalidated loads that have not stopped yet
         self.closing = False
+
+    def _rank(self, name: str) -> Rank:
+        return (LAST, 0) if self._catalog.demand is None else self._catalog.demand.rank(name)
 
     def begin(self, name: str, parameters: LoadParameters, explicit: bool = True) -> Operation:
         """Starts a load. Raises Unavailable when the server exits."""
@@ -192,11 +202,12 @@ class Loading:
                 return False
             record.wanted = True
             try:
-                if self._catalog.budget is not None:
-                    operation.phase = "looking for room"
-                    await self._catalog.budget.make_room(operation, found)
-                    operation.check()
-                await self._make(operation, found, parameters)
+                async with self._turn(operation, found):
+                    if self._catalog.budget is not None:
+                        operation.phase = "looking for room"
+                        await self._catalog.budget.make_room(operation, found)
+                        operation.check()
+                    await self._make(operation, found, parameters)
             except BaseException:
                 if self._settings.model_control_mode != "poll" and not record.serving:
                     record.wanted = before
@@ -207,6 +218,19 @@ class Loading:
             if found.folder is not None and found.folder is not record.folder:
                 found.folder.release()
         return True
+
+    def _turn(self, operation: Operation, found: Found) -> AbstractAsyncContextManager[None]:
+        """The turn of a load that requests wait for. Loads by hand have none, nor have ensembles, which wait for others."""
+        demand = self._catalog.demand
+        if (
+            demand is None
+            or not demand.asked_for(operation.record.name)
+            or defaults.is_ensemble(found.source.config)
+        ):
+            return nullcontext()
+        operation.phase = "waiting for its turn to load"
+        dear = operation.record.last_seconds > DEAR_SECONDS or files_of(found) > DEAR_BYTES
+        return self._line.turn(operation.record.name, dear, monotonic_ns())
 
     async def _make(self, operation: Operation, found: Found, parameters: LoadParameters) -> None:
         record, name = operation.record, operation.record.name
