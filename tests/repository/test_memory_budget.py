@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.repository.budget import PATIENCE_SECONDS
 from tests.support.http import Http1
 from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model
@@ -86,6 +87,12 @@ def post(running: ServerProcess, name: str) -> Any:
         return client.request("POST", f"/v2/models/{name}/infer", body)
 
 
+def loaded_at(running: ServerProcess, name: str) -> int:
+    with Http1(running.http) as client:
+        answer = json.loads(client.request("GET", f"/v2/repository/models/{name}").body)
+    return int(answer["versions"][0]["loaded_at"])
+
+
 def held_bytes(running: ServerProcess) -> tuple[int, int]:
     with Http1(running.metrics) as client:
         text = client.request("GET", "/metrics").body.decode()
@@ -149,28 +156,36 @@ def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "busy", config, {"1/model.py": WAITS})
     sized(folder, 10)
     model(tmp_path, "asked", 12)
+    model(tmp_path, "small", 2)
     with (
         server(tmp_path, "--model-memory-budget=27MiB") as running,
         Latch(folder / "latch") as held,
         httpclient.InferenceServerClient(running.http) as client,
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(3) as pool,
     ):
         first = pool.submit(own_infer, running, "busy")
         until((folder / "begun").exists)
         second = pool.submit(own_infer, running, "asked")
 
-        def phase() -> str:
+        def told(name: str) -> dict[str, Any]:
             with Http1(running.http) as own:
-                told = json.loads(own.request("GET", "/v2/repository/models/asked").body)
-            return str(told.get("loading", {}).get("phase", ""))
+                answer = json.loads(own.request("GET", f"/v2/repository/models/{name}").body)
+            found: dict[str, Any] = answer.get("loading", {"phase": "", "elapsed_ns": 0})
+            return found
 
-        until(lambda: phase().startswith("waiting for room, held by 'busy'"), phase)
-        assert "has requests under way" in phase()
+        until(lambda: told("asked")["phase"].startswith("waiting for room, held by 'busy'"))
+        assert "has requests under way" in told("asked")["phase"]
         assert states(client)["busy"] == "READY" and not second.done()
+        until(lambda: told("asked")["elapsed_ns"] > 2e9 * PATIENCE_SECONDS)
+        third = pool.submit(
+            own_infer, running, "small"
+        )  # there is room for it, but it does not pass who waits so long
+        until(lambda: told("small")["phase"].startswith("waiting for room"))
         held.open()
-        first.result(60)
-        second.result(60)
-        assert states(client) == {"busy": "put away: room for 'asked'", "asked": "READY"}
+        for answer in (first, second, third):
+            answer.result(60)
+        assert states(client) == {"busy": "put away: room for 'asked'", "asked": "READY", "small": "READY"}
+        assert loaded_at(running, "asked") <= loaded_at(running, "small")
 
 
 def test_a_model_with_a_live_sequence_is_not_put_away(tmp_path: Path) -> None:

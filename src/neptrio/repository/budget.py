@@ -9,7 +9,8 @@ Rules:
  1. What models hold, what loads under way will hold and what is leaving never add up to more than the budget, as far as it is
     known before a load; where a model turns out larger, others are put away at the next look.
  2. A load for which there is no room waits while that may change, at most --load-wait-secs, else it fails with a reason that
-    names who holds the memory. That is no failure of the model: the next request tries again.
+    names who holds the memory. That is no failure of the model: the next request tries again. A load that has waited for a
+    while is no longer passed by others.
  3. A model is put away only between requests, on the trio thread: what comes later loads it again.
 """
 
@@ -43,6 +44,7 @@ log = logging.getLogger("neptrio.repository")
 
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
+PATIENCE_SECONDS = 0.5  # that a load waits for room while later ones take what comes free
 RETRY_SECONDS = 0.02  # between looks for room, while a load waits for it
 CODE_BYTES = 16 << 20  # that an instance of a model with code is expected to take beside its files
 ONNX_PARTS = (
@@ -95,6 +97,7 @@ class Budget:
         self._withdrawal = withdrawal
         self.limit = settings.model_memory_budget  # bytes, 0: none
         self._reserved: dict[Operation, int] = {}
+        self._promised: dict[Operation, int] = {}  # those that have waited longest come first
         self._learnt: dict[str, int] = {}  # model -> what it has held when it was loaded
         self._uses: dict[str, _Use] = {}
 
@@ -182,24 +185,41 @@ class Budget:
                 f"model '{shown(name)}' takes about {size_text(need)}, more than --model-memory-budget="
                 f"{size_text(self.limit)}"
             )
-        with trio.move_on_after(self._settings.load_wait_secs):
-            while True:
-                holders = self.holders()
-                short = sum(holder.size for holder in holders) + need - self.limit
-                if short <= 0:
-                    self._reserved[operation] = need
-                    return
-                if not putting_away.hopeful(holders, short):
-                    break
-                operation.tell(f"waiting for room, held by {putting_away.who_holds(holders)}")
-                short -= sum(holder.size for holder in holders if holder.hold is Hold.LEAVING)
-                for victim in putting_away.choose(_without_leaving(holders), short):
-                    self.put_away(victim.name, f"room for '{name}'")
-                await trio.sleep(RETRY_SECONDS)
+        began = trio.current_time()
+        try:
+            with trio.move_on_after(self._settings.load_wait_secs):
+                while True:
+                    holders = self.holders()
+                    short = sum(holder.size for holder in holders) + need - self.limit
+                    before = self._promised_before(operation)
+                    if short + before <= 0:
+                        self._reserved[operation] = need
+                        return
+                    if not putting_away.hopeful(holders, short):
+                        break
+                    if trio.current_time() - began >= PATIENCE_SECONDS:
+                        self._promised[operation] = need
+                    operation.tell(f"waiting for room, held by {putting_away.who_holds(holders)}")
+                    leaving = sum(holder.size for holder in holders if holder.hold is Hold.LEAVING)
+                    if not before:  # else it is their turn
+                        for victim in putting_away.choose(_without_leaving(holders), short - leaving):
+                            self.put_away(victim.name, f"room for '{name}'")
+                    await trio.sleep(RETRY_SECONDS)
+        finally:
+            self._promised.pop(operation, None)
         raise NoRoom(
             f"there is no room for model '{shown(name)}', which takes about {size_text(need)}: --model-memory-budget="
             f"{size_text(self.limit)} is held by {putting_away.who_holds(self.holders())}"
         )
+
+    def _promised_before(self, operation: Operation) -> int:
+        """What loads will take that have waited for room so long that what comes free is theirs first."""
+        found = 0
+        for other, need in self._promised.items():
+            if other is operation:
+                break
+            found += need
+        return found
 
     def settle(self, operation: Operation) -> None:
         """A load for which there was room has ended: what it has made is measured from now on."""
