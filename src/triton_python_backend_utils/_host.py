@@ -59,6 +59,10 @@ class Host:
         """True when the model can be used now."""
         raise NotImplementedError
 
+    def is_model_decoupled(self, name: str, version: str) -> bool:
+        """True when the model may answer a request several times. Raises TritonModelException for one that is not there."""
+        raise NotImplementedError
+
     @property
     def server(self) -> Any:
         """Stands for the server that this leads to: hosts with the same one lead to the same server."""

@@ -144,7 +144,7 @@ API Failed TRITONSERVER_ResponseAllocatorNew(Handle* allocator, AllocateFn alloc
 }
 
 API Failed TRITONSERVER_ResponseAllocatorDelete(Handle allocator) {
-  return take<Allocator>(allocator) ? nullptr : missing(__func__, "Allocator handle");
+  return allocator == nullptr || take<Allocator>(allocator) ? nullptr : missing(__func__, "Allocator handle");
 }
 
 // These two ask where memory is, or will be, before it is given: all of it is the CPU's here.
@@ -172,7 +172,7 @@ API Failed TRITONSERVER_InferenceRequestNew(Handle* call, Handle server, const c
 }
 
 API Failed TRITONSERVER_InferenceRequestDelete(Handle call) {
-  return take<Call>(call) ? nullptr : missing(__func__, "Call handle");
+  return call == nullptr || take<Call>(call) ? nullptr : missing(__func__, "Call handle");
 }
 
 #define CALL_FIELD(NAME, TYPE, FIELD)                                              \

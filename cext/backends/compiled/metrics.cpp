@@ -96,7 +96,7 @@ API Failed TRITONSERVER_MetricArgsSetHistogram(Handle arguments, const double* b
 }
 
 API Failed TRITONSERVER_MetricArgsDelete(Handle arguments) {
-  return take<MetricArguments>(arguments) ? nullptr : missing(__func__, "MetricArguments handle");
+  return arguments == nullptr || take<MetricArguments>(arguments) ? nullptr : missing(__func__, "MetricArguments handle");
 }
 
 API Failed TRITONSERVER_MetricNewWithArgs(Handle* metric, Handle family, const Handle* labels, uint64_t count,

@@ -8,7 +8,8 @@
 // Rules:
 //  1. find<T>() is the only way from a handle to an object, and gives a reference that keeps it, whatever other threads do.
 //  2. No lock of the library is held while the host or the backend is called.
-//  3. What a function returns a pointer into (names, shapes, buffers) lives as long as the object of the handle.
+//  3. To delete nothing (null) is no error for what the interface calls TRITONSERVER, as there.
+//  4. What a function returns a pointer into (names, shapes, buffers) lives as long as the object of the handle.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ static Failed from_host(int code, const char* text) { return code == COMPILED_FI
 // ---------------------------------------------------------------- responses to calls
 
 API Failed TRITONSERVER_InferenceResponseDelete(Handle response) {
-  return take<CallResponse>(response) ? nullptr : missing(__func__, "CallResponse handle");
+  return response == nullptr || take<CallResponse>(response) ? nullptr : missing(__func__, "CallResponse handle");
 }
 
 API Failed TRITONSERVER_InferenceResponseError(Handle response) {

@@ -150,7 +150,7 @@ API Failed TRITONSERVER_MessageNewFromSerializedJson(Handle* message, const char
 API Failed TRITONSERVER_MessageDelete(Handle message) {
   const auto found = find<Message>(message);
   if (found && found->kept) return fail(INVALID_ARG, std::string(__func__) + ": the message belongs to the server");
-  return take<Message>(message) ? nullptr : missing(__func__, "message");
+  return message == nullptr || take<Message>(message) ? nullptr : missing(__func__, "message");
 }
 
 API Failed TRITONSERVER_MessageSerializeToJson(Handle message, const char** base, size_t* size) {
@@ -211,7 +211,7 @@ API Failed TRITONSERVER_BufferAttributesNew(Handle* attributes) {
 API Failed TRITONSERVER_BufferAttributesDelete(Handle attributes) {
   const auto found = find<Attributes>(attributes);
   if (found && found->kept) return fail(INVALID_ARG, std::string(__func__) + ": they belong to the server");
-  return take<Attributes>(attributes) ? nullptr : missing(__func__, "attributes");
+  return attributes == nullptr || take<Attributes>(attributes) ? nullptr : missing(__func__, "attributes");
 }
 
 #define ATTRIBUTE(NAME, TYPE, FIELD)                                              \

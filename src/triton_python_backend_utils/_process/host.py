@@ -106,6 +106,9 @@ class ChildHost(_host.Host):
     def is_model_ready(self, name: str, version: str) -> bool:
         return bool(self._child.ask({"op": "ready", "name": name, "version": version}))
 
+    def is_model_decoupled(self, name: str, version: str) -> bool:
+        return bool(self._child.ask({"op": "decoupled", "name": name, "version": version}))
+
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         return _Metric(self._child, self._child.ask({"op": "family", "args": [name, description, kind]}))
 

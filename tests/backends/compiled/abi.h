@@ -24,6 +24,8 @@ error TRITONSERVER_MetricNew(object* metric, object family, object* labels, uint
 error TRITONSERVER_MetricIncrement(object metric, double value);
 error TRITONSERVER_MetricValue(object metric, double* value);
 error TRITONSERVER_ServerNew(object* server, object options);
+error TRITONSERVER_ServerModelTransactionProperties(object server, const char* name, int64_t version, uint32_t* flags,
+                                                    void** with);
 error TRITONSERVER_ServerModelIsReady(object server, const char* name, int64_t version, bool* ready);
 error TRITONSERVER_InferenceRequestNew(object* call, object server, const char* model, int64_t version);
 error TRITONSERVER_InferenceRequestDelete(object call);

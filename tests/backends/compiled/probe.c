@@ -282,7 +282,7 @@ static void count(object request) {
 static void ask(object request) {
   const char* id;
   uint64_t correlation, timeout;
-  uint32_t flags;
+  uint32_t flags, one, many;
   bool cancelled, ready;
   object none;
   char text[512], missing[200];
@@ -293,12 +293,15 @@ static void ask(object request) {
   fine(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(request, &timeout));
   fine(TRITONBACKEND_RequestIsCancelled(request, &cancelled));
   fine(TRITONSERVER_ServerModelIsReady(server, "identity", -1, &ready));
+  fine(TRITONSERVER_ServerModelTransactionProperties(server, "identity", -1, &one, NULL));
+  fine(TRITONSERVER_ServerModelTransactionProperties(server, "stream", 1, &many, NULL));
   fine(TRITONBACKEND_MemoryManagerAllocate(manager, &memory, 0, 0, 100));
   memset(memory, 1, 100);
   fine(TRITONBACKEND_MemoryManagerFree(manager, memory, 0, 0));
   said(missing, sizeof missing, TRITONSERVER_ServerNew(&none, NULL));
-  snprintf(text, sizeof text, "id=%s correlation=%lu flags=%u timeout=%lu cancelled=%d ready=%d | %s", id,
-           (unsigned long)correlation, flags, (unsigned long)timeout, cancelled, ready, missing);
+  snprintf(text, sizeof text, "id=%s correlation=%lu flags=%u timeout=%lu cancelled=%d ready=%d properties=%u,%u | %s", id,
+           (unsigned long)correlation, flags, (unsigned long)timeout, cancelled, ready, one, many,
+           missing);
   answer_text(request, text);
 }
 

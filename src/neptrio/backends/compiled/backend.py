@@ -15,8 +15,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from neptrio.backends.compiled import find
 from neptrio.backends.python.auto_complete import complete_config
 from neptrio.backends.python.backend import PythonBackend, apply_completed, initialize_seconds, resources
+from neptrio.config import accelerators
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter
 from neptrio.errors import InvalidArgument
@@ -56,7 +58,14 @@ class CompiledBackend(PythonBackend):
         """What the model's process begins the backend with."""
         library = cls.library.resolve()
         settings = context.settings
-        command_line = {"auto-complete-config": "true", **settings.backend_settings(context.config.backend)}
+        # what a Triton server tells every backend, beside what --backend-config says
+        command_line = {
+            "auto-complete-config": "true",
+            "backend-directory": str((settings.backend_directory or Path(find.DEFAULTS[0])).absolute()),
+            "default-max-batch-size": "4",
+            "min-compute-capability": "6.000000",
+            **settings.backend_settings(context.config.backend),
+        }
         return {
             "library": str(library),
             "folder": str(library.parent),
@@ -65,6 +74,7 @@ class CompiledBackend(PythonBackend):
             "model": context.name,
             "version": context.version,
             "repository": str(context.model_dir),
+            "gpus": bool(accelerators.gpus()),
         }
 
     @classmethod

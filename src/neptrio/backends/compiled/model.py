@@ -3,8 +3,9 @@
 Rules:
  1. A configuration is completed in a process of its own, with the backend and the model begun and ended again; the instance's
     process is told the complete one and that nothing is left to be completed.
- 2. Of what a backend sets, inputs, outputs, the batch size, and a scheduler and instance groups where there were none, are
-    taken; everything else is as it was, as on a Triton server.
+ 2. Of what a backend sets, inputs, outputs, the batch size, whether it is decoupled, and a scheduler where there was none, are
+    taken; everything else is as it was, as on a Triton server. Where there are no instance groups, there is the first that the
+    backend prefers and this machine has.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TritonPythonModel:
                     f"backend '{start['backend']}' has functions that form batches, which are not called: this server forms "
                     "them as the configuration says"
                 )
-            groups = host.groups()
+            groups = [group for group in host.groups() if start["gpus"] or group[0] != "GPU"]
         finally:
             host.finish()
         return pb_utils.ModelConfig(merged(before, completed, groups), config.version_directory)
@@ -81,7 +82,7 @@ def merged(
 ) -> dict[str, Any]:
     """The configuration with what a backend may change (rule 2)."""
     made = dict(before)
-    for key in ("input", "output", "max_batch_size"):
+    for key in ("input", "output", "max_batch_size", "model_transaction_policy"):
         if key in completed:
             made[key] = completed[key]
     if not any(before.get(key) for key in SCHEDULERS):

@@ -405,6 +405,17 @@ class InProcessHost(Host):
 
         self._services.completions.post(OnLoop(look))
 
+    def ask_decoupled(self, name: str, version: str, answer: Answer) -> None:
+        """is_model_decoupled() without waiting: `answer` is called on the trio thread."""
+
+        def look() -> None:
+            try:
+                answer(bool(self._services.admission.lookup(name, version).decoupled), None)
+            except TritonError as error:
+                answer(None, text_of(error))
+
+        self._services.completions.post(OnLoop(look))
+
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
         _awaited(lambda answer: self.ask_load(name, files, config, answer))
 
@@ -413,6 +424,9 @@ class InProcessHost(Host):
 
     def is_model_ready(self, name: str, version: str) -> bool:
         return bool(_awaited(lambda answer: self.ask_ready(name, version, answer)))
+
+    def is_model_decoupled(self, name: str, version: str) -> bool:
+        return bool(_awaited(lambda answer: self.ask_decoupled(name, version, answer)))
 
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         return self._services.custom_metrics.family(name, description, kind)
