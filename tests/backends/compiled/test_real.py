@@ -88,6 +88,7 @@ WAITS = """
     def execute(self, requests):
         import time
         for request in requests:
+            self.given(request)
             sender = request.get_response_sender()
             while not request.is_cancelled():
                 time.sleep(0.01)
@@ -190,8 +191,10 @@ def test_a_cancelled_request_is_told_so(server: ServerProcess) -> None:
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: None)
         client.async_stream_infer("waits", numbers(grpc, 1))
-        until(lambda: _executing(server), server.log)
-        client.stop_stream(cancel_requests=True)
+        try:
+            until(lambda: _executing(server), server.log)
+        finally:
+            client.stop_stream(cancel_requests=True)
     until(lambda: "it was cancelled" in server.log(), server.log)
 
 
