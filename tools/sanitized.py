@@ -62,6 +62,7 @@ TESTS = [
     "tests/backends/python/test_bls.py",
     "tests/backends/python/test_decoupled.py",
     "tests/backends/python/test_execute.py",
+    "tests/backends/compiled",
     "tests/backends/kernel/test_host_compiler.py",
     "tests/backends/onnx/test_batches.py",
     "tests/client/test_large_traced_tensors.py",

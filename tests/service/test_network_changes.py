@@ -151,6 +151,8 @@ def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> No
         {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/tmp/evil"}}},
         {"parameters": {"ENVIRONMENT": {"string_value": "LD_PRELOAD=/tmp/evil.so"}}},
         {"parameters": {"compile_options": {"string_value": "-Dfloat=evil"}}},
+        {"parameters": {"compiled": {"string_value": "true"}}},
+        {"runtime": "libevil.so"},
     )
     explicit = ("--model-control-mode=explicit", "--load-model=own")
     with ServerProcess(repository, *explicit, "--http-address=0.0.0.0") as server:
