@@ -91,7 +91,7 @@ WAITS = """
             self.given(request)
             sender = request.get_response_sender()
             while not request.is_cancelled():
-                time.sleep(0.01)
+                time.sleep(0)
             pb.Logger.log_info("it was cancelled")
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """

@@ -138,7 +138,9 @@ def test_requests_meet_in_a_batch(client: Any) -> None:
 
 def test_what_a_request_says_can_be_asked_for(client: Any) -> None:
     found = text_of(client, "ask", request_id="name", timeout=1234)
-    assert found.startswith("id=name correlation=0 flags=0 timeout=1234 cancelled=0 ready=1 properties=1,2 | ")
+    assert found.startswith(
+        "id=name correlation=0 flags=0 timeout=1234 cancelled=0 ready=1 properties=1,2 | "
+    )
     assert found.endswith("5 TRITONSERVER_ServerNew is not supported by this server"), (
         "it says so by its name"
     )
