@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import requirements
 
 ROOT = Path(__file__).resolve().parent.parent
+TESTS = ("tests/backends/pytorch", "tests/backends/transformers", "tests/repository/test_drop_in_formats.py")
 ENVIRONMENT = ROOT / "build" / "backends-environment"
 
 
@@ -42,7 +43,7 @@ def environment() -> Path:
 def main() -> int:
     arguments = sys.argv[1:]
     if not any(argument.startswith("tests") for argument in arguments):
-        arguments = ["tests/backends/pytorch", "tests/backends/transformers", *arguments]
+        arguments = [*TESTS, *arguments]
     command = [environment(), "-m", "pytest", "-p", "no:xdist", *arguments]
     return subprocess.run(command, cwd=ROOT).returncode
 

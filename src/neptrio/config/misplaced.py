@@ -16,9 +16,9 @@ MODELS = (
 )
 
 
-def hints(model_dir: Path) -> list[str]:
+def hints(model_dir: Path, filename: str = "") -> list[str]:
     """A sentence for each such file: a configuration in other letters, a model beside the version folders, an ONNX
-    file of another name. [] for a folder that cannot be read."""
+    file of another name than `filename`, the configuration's default_model_filename. [] for a folder that cannot be read."""
     found = []
     try:
         names = sorted(entry.name for entry in model_dir.iterdir())
@@ -39,7 +39,7 @@ def hints(model_dir: Path) -> list[str]:
             )
     for version, files in inside.items():
         onnx = [name for name in files if name.endswith(".onnx")]
-        if onnx and "model.onnx" not in onnx:
+        if onnx and (filename or "model.onnx") not in onnx:
             found.append(
                 f"'{version}/{onnx[0]}' is not read: call it model.onnx, or name it in default_model_filename"
             )

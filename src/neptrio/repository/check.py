@@ -167,10 +167,10 @@ class Checker:
     def _folder(self, checked: Checked, folder: Path) -> None:
         try:
             self._places.localise(folder)
-            _layout(checked, folder)
             for link in scan.leading_out(folder, self._places.roots):
                 checked.report(Problem(scan.link_text(link), str(link)))
             source = config_problems.read(folder, self._settings.model_config_name, checked.report)
+            _layout(checked, folder, "" if source is None else source.config.default_model_filename)
             if source is not None and self._places.named_by_flag(folder):
                 source.config.name = checked.name
             self._source(checked, folder, source)
@@ -397,13 +397,13 @@ def _at_its_tensor(source: ConfigSource, version: int, problem: Problem) -> Prob
     return problem
 
 
-def _layout(checked: Checked, folder: Path) -> None:
-    """Reports names in a model's folder that are probably misspelt."""
+def _layout(checked: Checked, folder: Path, filename: str) -> None:
+    """Reports names in a model's folder that are probably misspelt. `filename`: the configuration's default_model_filename."""
     names = {entry.name: entry for entry in folder.iterdir()}
     if "config.pbtxt" in names and "config.json" in names:
         text = "config.pbtxt counts, config.json beside it does not"
         checked.report(Problem(text, str(names["config.json"]), severity=WARNING))
-    for hint in hints(folder):
+    for hint in hints(folder, filename):
         checked.report(Problem(hint, str(folder), severity=WARNING))
     for name, entry in sorted(names.items()):
         number = name.lstrip("v").lstrip("0")

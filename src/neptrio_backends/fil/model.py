@@ -31,6 +31,9 @@ WITHOUT_EFFECT = {
 }
 
 
+USUAL_THRESHOLD = 0.5
+
+
 class Parameters:
     """The parameters of a configuration. Raises ValueError for values that cannot be."""
 
@@ -78,7 +81,9 @@ def read(config: dict[str, Any], folder: str) -> tuple[Forest, Parameters]:
     for key in ("output_class", "predict_proba"):
         if getattr(parameters, key) and not forest.classifies:
             raise ValueError(f"parameter '{key}' is for classifiers, and {path} is {forest.kind}")
-    if parameters.threshold is not None and not (parameters.output_class and forest.single):
+    # configurations that are made from one pattern have the default for every kind of model
+    told = parameters.threshold not in (None, USUAL_THRESHOLD)
+    if told and not (parameters.output_class and forest.single):
         raise ValueError(
             "parameter 'threshold' needs a binary classifier and the parameter 'output_class' 'true'"
         )
