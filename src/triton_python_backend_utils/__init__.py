@@ -28,7 +28,7 @@ from ._config import (
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from ._control import get_model_dir, is_model_ready, load_model, unload_model
+from ._control import get_model_dir, holds_memory, is_model_ready, load_model, unload_model
 from ._errors import TritonError, TritonModelException
 from ._logger import Logger
 from ._metrics import Metric, MetricFamily
@@ -86,6 +86,7 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "holds_memory",
     "is_model_ready",
     "json",
     "load_model",

@@ -1,4 +1,4 @@
-"""Functions to load and unload models, and to ask whether one is ready."""
+"""Functions to load and unload models, to ask whether one is ready, and to tell what memory a model holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import Any
 
 from . import _checks, _host
 from ._errors import TritonModelException
+
+# what the server takes (backends/python/isolated.py)
+_MEMORY = ("GPU", "CPU_PINNED")
+_DEVICES = 1024
+_ROWS = 64
 
 
 def get_model_dir() -> str:
@@ -15,6 +20,30 @@ def get_model_dir() -> str:
     if not folder:
         raise TritonModelException("get_model_dir needs a running server; this process is none")
     return folder
+
+
+def holds_memory(rows: list[tuple[str, int, int]]) -> None:
+    """Tells the server what this process holds besides ordinary memory, for `memory_usage` of the statistics.
+
+    `rows`: (type, number of the device, bytes) with the type "GPU" or "CPU_PINNED"; they replace what was told before. Without
+    effect in the server's process and outside of a server. Raises ValueError.
+    """
+    told = []
+    for row in rows:
+        try:
+            kind, device, size = row
+            told.append((str(kind), int(device), int(size)))
+        except (TypeError, ValueError):
+            raise ValueError(f"memory must be (type, device, bytes), got {row!r}") from None
+        if kind not in _MEMORY or not (0 <= device < _DEVICES and 0 <= size < 1 << 62):
+            raise ValueError(
+                f"memory must be of a type {' or '.join(_MEMORY)}, a device and bytes, got {row!r}"
+            )
+    if len(told) > _ROWS:
+        raise ValueError(f"memory of at most {_ROWS} devices can be told, got {len(told)} rows")
+    host = _host.find()
+    if host is not None:
+        host.holds_memory(told)
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:

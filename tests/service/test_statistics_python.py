@@ -371,6 +371,34 @@ def test_memory_usage_of_processes_that_load_together(server: ServerProcess) -> 
     assert value(scrape(server), "neptrio_model_memory_bytes", **labels) == large[0]["byte_size"]
 
 
+HOLDING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.holds_memory([("GPU", 1, 1), ("CPU_PINNED", 0, 3)])
+        pb_utils.holds_memory([("GPU", 1, 1 << 40), ("CPU_PINNED", 0, 5)])
+        for rows in ([("TPU", 0, 1)], [("GPU", -1, 1)], [("GPU", 0, -1)], ["GPU"], [("GPU", 0, 1)] * 65):
+            try:
+                pb_utils.holds_memory(rows)
+            except ValueError:
+                continue
+            raise AssertionError(rows)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_memory_that_a_process_tells_of(tmp_path: Path) -> None:
+    isolated(tmp_path, "holding", HOLDING, config() + "instance_group { count: 2 kind: KIND_CPU } ")
+    with ServerProcess(tmp_path) as server:
+        rows = {
+            (row["type"], row["id"]): row["byte_size"] for row in stats(server, "holding")["memory_usage"]
+        }
+        assert rows.pop(("CPU", 0)) > 0 and rows == {("GPU", 1): 2 << 40, ("CPU_PINNED", 0): 10}
+
+
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:
     isolated(tmp_path, "memory", "import numpy as np\n" + MEMORY, way="none")
     with ServerProcess(tmp_path) as server:

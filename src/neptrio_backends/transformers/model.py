@@ -113,6 +113,9 @@ class TritonPythonModel:
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         shared = None if gpu else _shared.get(folder.path)
         model = shared if shared is not None else hf_loading.model(folder, given.dtype, device)
+        if gpu:
+            device_id = int(args["model_instance_device_id"])
+            pb_utils.holds_memory([("GPU", device_id, torch.cuda.memory_reserved(device_id))])
         self._text: _Text | None = None
         if folder.task == "text-generation":
             if not config.get("model_transaction_policy", {}).get("decoupled") or config.get(

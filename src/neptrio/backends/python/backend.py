@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ class PythonBackend(Backend):
     _template: ModelTemplate | None = None
     _python: str | None = None  # the interpreter of the model's own environment
     _preloads = False
+    _isolated: weakref.WeakSet[IsolatedInstance] | None = None  # instances that may tell of memory
     _resources: Resources = ({}, {})
     _config_text = ""  # what models are told of their configuration, as JSON
     default_model_filename = "model.py"
@@ -239,7 +241,7 @@ class PythonBackend(Backend):
         config = context.config
         if apart(context):
             python = self._python
-            return IsolatedInstance(
+            made = IsolatedInstance(
                 name,
                 python,
                 self.model_file(context),
@@ -254,6 +256,10 @@ class PythonBackend(Backend):
                 read_only=parameter(config, "READ_ONLY_INPUTS").lower() == "true",
                 origin=self._origin() if python is None else template.template,
             )
+            if self._isolated is None:
+                self._isolated = weakref.WeakSet()
+            self._isolated.add(made)
+            return made
         runner = ModelRunner(
             name,
             ModelSource(self.model_file(context), context.name),
@@ -268,6 +274,9 @@ class PythonBackend(Backend):
             config.model_transaction_policy.decoupled,
         )
         return InProcessInstance(runner, device_id if kind == "GPU" and sees_devices(config) else None)
+
+    def memory_usage(self) -> list[tuple[str, int, int]]:
+        return [row for instance in self._isolated or () for row in instance.memory_rows]
 
     def _origin(self) -> Template:
         """The template that instances' processes are forked from: one of this model if it has a preload()."""
