@@ -4,7 +4,9 @@ Rules:
  1. A batch is one call: the requests' rows are joined along the first dimension and the results divided again.
  2. A parameter has its effect, or is a switch of PyTorch that this release does not have and is told as such in the log, or
     the load fails.
- 3. Weights are loaded once for all instances on the CPU: in the process that theirs are forked from (preload).
+ 3. A result is copied once on its way out of the process, and where it must be copied anyway (it lies on a GPU, or not in the
+    order that is sent), that copy goes where it is sent from.
+ 4. Weights are loaded once for all instances on the CPU: in the process that theirs are forked from (preload).
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ class TritonPythonModel:
         shared = None if gpu else _shared.get(path)
         loaded = shared if shared is not None else load(path, self._device)
         self._module = loaded.call
+        if gpu:
+            device_id = int(args["model_instance_device_id"])
+            pb_utils.holds_memory([("GPU", device_id, torch.cuda.memory_reserved(device_id))])
         self._batched = config.get("max_batch_size", 0) > 0
         inputs, outputs = config["input"], config["output"]
         self._inputs = [row["name"] for row in inputs]
@@ -154,24 +159,28 @@ class TritonPythonModel:
         for count in rows:
             tensors = []
             for name, value in zip(self._outputs, found, strict=True):
-                if value.ndim == 0 or len(value) != sum(rows):
+                shape = _shape(value)
+                if not shape or shape[0] != sum(rows):
                     raise ValueError(
-                        f"output '{name}' has the shape {list(value.shape)} for a batch of {sum(rows)} rows: its first "
+                        f"output '{name}' has the shape {shape} for a batch of {sum(rows)} rows: its first "
                         "dimension must be the batch"
                     )
                 part = value if len(rows) == 1 else value[start : start + count]
-                tensors.append(pb_utils.Tensor(name, part))
+                tensors.append(pb_utils.Tensor(name, self._taken(name, part)))
             responses.append(pb_utils.InferenceResponse(tensors))
             start += count
         return responses
 
     def _answer(self, request: Any) -> Any:
         found = self._call([_array(request, name) for name in self._inputs])
-        tensors = [pb_utils.Tensor(name, value) for name, value in zip(self._outputs, found, strict=True)]
+        tensors = [
+            pb_utils.Tensor(name, self._taken(name, value))
+            for name, value in zip(self._outputs, found, strict=True)
+        ]
         return pb_utils.InferenceResponse(tensors)
 
-    def _call(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs, in the order of the configuration."""
+    def _call(self, arrays: list[np.ndarray]) -> list[Any]:
+        """The module's results, in the order of the configuration's outputs: tensors, and lists of texts."""
         values = [self._given(name, array) for name, array in zip(self._inputs, arrays, strict=True)]
         arguments: list[Any]
         if self._places is None:
@@ -199,7 +208,10 @@ class TritonPythonModel:
                     f"the module gives {len(listed)} results, the configuration has {len(self._outputs)} outputs"
                 )
             chosen = [listed[place] for place in self._results]
-        return [self._taken(name, value) for name, value in zip(self._outputs, chosen, strict=True)]
+        for name, value in zip(self._outputs, chosen, strict=True):
+            if name not in self._strings and not isinstance(value, torch.Tensor):
+                raise ValueError(f"output '{name}' is no tensor: {type(value).__name__}")
+        return chosen
 
     def _given(self, name: str, array: np.ndarray) -> Any:
         if name in self._strings:
@@ -216,17 +228,23 @@ class TritonPythonModel:
         if name in self._strings:
             texts = np.array([text.encode() for text in value], object)
             return texts.reshape(-1, 1) if self._batched else texts
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(f"output '{name}' is no tensor: {type(value).__name__}")
-        value = value.detach().cpu().contiguous()
-        if value.dtype == torch.bfloat16:
-            found: np.ndarray = pb_utils.Tensor.from_dlpack(name, value).as_numpy()
-        else:
-            found = value.numpy()
         wanted = self._dtypes[name]
+        value = value.detach()
+        if value.dtype == torch.bfloat16:
+            found: np.ndarray = pb_utils.Tensor.from_dlpack(name, value.cpu().contiguous()).as_numpy()
+        elif value.device.type == "cpu" and value.is_contiguous():
+            found = value.numpy()
+        else:
+            found = pb_utils.empty(value.shape, torch.empty(0, dtype=value.dtype).numpy().dtype)
+            torch.from_numpy(found).copy_(value)
         if found.dtype != wanted:
             raise ValueError(f"output '{name}' is {found.dtype}, the configuration says {np.dtype(wanted)}")
         return found
+
+
+def _shape(value: Any) -> list[int]:
+    """The shape of a result; a list of texts has one dimension."""
+    return list(value.shape) if isinstance(value, torch.Tensor) else [len(value)]
 
 
 def _array(request: Any, name: str) -> np.ndarray:
