@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-backends test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-many bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels stubs
+.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-backends test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-many bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels docs release stubs
 
 # what most people need, in the order in which they need it
 FIRST := run check test test-all lint format build bench wheel clean
@@ -210,6 +210,12 @@ wheel-test: wheel ## Install the newest wheel into an empty environment and serv
 
 wheels: build ## Build wheels for Python 3.11 to 3.13 and the source distribution, and try each in an empty environment; ARGS='3.12 --no-sdist' narrows it
 	@$(BIN)/python tools/wheels.py $(ARGS)
+
+docs: $(VENV)/.system ## Build the documentation as a site that can be searched, in build/docs/site; ARGS='--serve localhost:8008' shows it
+	@$(BIN)/python tools/docs.py $(ARGS)
+
+release: build ## Make what a release consists of in dist/ without publishing anything: wheels, source, chart, image, notes, checksums; ARGS='3.13' narrows the wheels
+	@$(BIN)/python tools/release.py $(ARGS)
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info

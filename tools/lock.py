@@ -15,6 +15,7 @@ its file gets what the groups below it lack:
       test      testing
         fuzz, deploy, audit, lock   the tools of the make targets with these names
     clients   other people's clients, for `make test-clients`, in an environment of their own and resolved alone
+    docs      the site of the documentation, likewise
 
 Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
 resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
@@ -54,9 +55,10 @@ BELOW: dict[str, tuple[str, ...]] = {
     "audit": ("run", "test"),
     "lock": ("run", "test"),
     "clients": (),
+    "docs": (),
 }
 ALONE = ("examples",)  # whose dependencies are left out
-APART = ("clients",)  # whose packages are never installed beside the others
+APART = ("clients", "docs")  # whose packages are never installed beside the others
 
 
 def entries(text: str) -> dict[str, str]:
