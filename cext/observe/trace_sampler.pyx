@@ -50,7 +50,7 @@ cdef class Sampler(Tracing):
             scope = self.default
             if self.models:
                 scope = self.models.get((<ModelCore>request.model).name, scope)
-            if request.asked is not None or self.may_force:
+            if request.asked is not None or (self.may_force and request.parameters is not None):
                 level = self.asked_level(request, scope)
                 if level:
                     scope.open += 1

@@ -312,7 +312,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="how much of a tensor is traced")  # fmt: skip
     add("--allow-forced-trace", type=flags.boolean, default=None,
         help="a request may have itself traced: parameter neptrio_trace, header neptrio-trace "
-        "(default: on loopback addresses)")  # fmt: skip
+        "(default: on loopback addresses, by the parameter)")  # fmt: skip
     return p
 
 

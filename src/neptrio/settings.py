@@ -204,6 +204,7 @@ class Settings:
             max_bytes=self.trace_max_bytes,
             tensor_bytes=self.trace_tensor_bytes,
             allow_forced=self.forced_trace,
+            forced_by_header=bool(self.allow_forced_trace),
         )
 
     def change(self, what: str) -> None:
@@ -256,7 +257,10 @@ class Settings:
 
     @property
     def forced_trace(self) -> bool:
-        """Whether a request may have itself traced: by itself only where no other machine reaches REST and gRPC."""
+        """Whether a request may have itself traced: by itself only where no other machine reaches REST and gRPC.
+
+        Then by a parameter alone: reading headers costs every request its fast path, which nobody has asked for.
+        """
         if self.allow_forced_trace is not None:
             return self.allow_forced_trace
         used = [self.http_address] * self.allow_http + [self.grpc_address] * self.allow_grpc

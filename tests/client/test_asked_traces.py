@@ -54,9 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
     write_model(repository, "waits", WAITS_CONFIG, {"1/model.py": WAITS})
     folder = tmp_path_factory.mktemp("traces")
-    with ServerProcess(
-        repository, f"--trace-dir={folder}"
-    ) as process:  # forced traces: on loopback by itself
+    with ServerProcess(repository, "--allow-forced-trace=true", f"--trace-dir={folder}") as process:
         process.folder = folder  # type: ignore[attr-defined]
         yield process
 
@@ -188,6 +186,23 @@ def test_it_takes_a_permission(tmp_path: Path) -> None:
                 client.infer("number", tensor(httpclient), request_id=str(i), headers={"neptrio-trace": "1"},
                              parameters={"neptrio_trace": "LOUD"})  # fmt: skip
     assert ids(read(f"{tmp_path}/t")) == ["2"]  # the third, as the rate says
+
+
+def test_on_loopback_the_parameter_alone_needs_no_flag(tmp_path: Path) -> None:
+    write_model(tmp_path, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
+    with ServerProcess(tmp_path) as server:
+        for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
+            with module.InferenceServerClient(address) as client:
+                client.infer("number", tensor(module), request_id="header", headers={"neptrio-trace": "1"})
+                client.infer("number", tensor(module), request_id="no")
+                client.infer("number", tensor(module), request_id="yes", parameters={"neptrio_trace": True})
+        assert ids(recent(server)) == ["yes", "yes"]
+
+
+def test_without_the_flag_no_request_leaves_the_fast_path() -> None:
+    options = Settings(http_address="127.0.0.1", grpc_address="127.0.0.1").trace_options()
+    assert options.allow_forced and not options.forced_by_header
+    assert Settings(allow_forced_trace=True).trace_options().forced_by_header
 
 
 def test_where_it_needs_no_flag() -> None:

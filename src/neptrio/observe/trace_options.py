@@ -49,7 +49,8 @@ class TraceOptions:
     directory: Path = DIRECTORY  # the folder in which clients may choose trace_file
     max_bytes: int = MAX_BYTES  # that files in it may take
     tensor_bytes: int = 1 << 20  # most bytes traced of each tensor
-    allow_forced: bool = False  # requests may ask to be traced
+    allow_forced: bool = False  # requests may ask to be traced, by a parameter
+    forced_by_header: bool = False  # and by a header, for which the fast paths of requests are left
 
 
 def _split(options: TraceOptions) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:

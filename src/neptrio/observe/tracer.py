@@ -60,6 +60,7 @@ class Tracer(Sampler):
         self.tensor_bytes = options.tensor_bytes
         self.copier = TensorCopier()
         self.may_force = options.allow_forced
+        self._by_header = options.allow_forced and options.forced_by_header
         self.recent = Recent()
         self.writer: Any
         if self.options is None:
@@ -82,14 +83,14 @@ class Tracer(Sampler):
         else:
             wanted = not self.disabled and any(scope.level and scope.left for scope in scopes)
         self.tracing = wanted or self.may_force or self.open > 0
-        self.trace_headers = self.may_force or (self.spans and wanted)
+        self.trace_headers = self._by_header or (self.spans and wanted)
 
     def asked_level(self, request: InferRequest, scope: Scope) -> tuple[str, ...]:
         """The levels of a trace that was asked for, () when none was. Raises InvalidArgument."""
         asked = request.asked
         if self.may_force:
             wish: Any = request.parameters.get(PARAMETER) if request.parameters else None
-            if wish is None and asked is not None and asked.force:
+            if wish is None and self._by_header and asked is not None and asked.force:
                 wish = asked.force
             if wish is not None and (level := _level(wish)) is not None:
                 if self.spans and "TENSORS" in level:

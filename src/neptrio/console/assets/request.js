@@ -141,10 +141,10 @@ export class Request {
     const forced = this.app.live.about.forced_trace;
     // the trace of this request is found by its id
     const id = made.id || `console-${crypto.randomUUID ? crypto.randomUUID() : Math.random().toString(16).slice(2)}`;
-    const encoded = body(made.tensors, { ...made, id });
+    const parameters = forced ? { ...made.parameters, neptrio_trace: "TIMESTAMPS" } : made.parameters;
+    const encoded = body(made.tensors, { ...made, id, parameters });
     const headers = { "Content-Type": encoded.jsonBytes === null ? "application/json" : "application/octet-stream" };
     if (encoded.jsonBytes !== null) headers["Inference-Header-Content-Length"] = String(encoded.jsonBytes);
-    if (forced) headers["neptrio-trace"] = "TIMESTAMPS";
     headers["Neptrio-Timing"] = "true";
     this.submit.disabled = true;
     performance.clearResourceTimings();
