@@ -144,6 +144,24 @@ def click(tab: Chromium, text: str, within: str = "document") -> None:
     )
 
 
+def test_what_needs_attention_comes_first(tab: Chromium, server: ServerProcess) -> None:
+    show(tab, server)
+    first = "document.querySelector('.models tbody tr')"
+    tab.wait(f"{first}?.cells[0].textContent === 'broken'")
+    assert tab.evaluate(f"{first}.querySelector('.badge').classList.contains('bad')")
+
+
+def test_a_configuration_can_be_copied_and_load_is_there_in_mode_explicit(
+    tab: Chromium, server: ServerProcess
+) -> None:
+    show(tab, server, "models/simple/1")
+    tab.wait("[...document.querySelectorAll('button')].some(b => b.textContent === 'Copy as config.pbtxt')")
+    assert tab.evaluate("[...document.querySelectorAll('.actions button')].map(b => b.textContent)") == [
+        "Load",
+        "Unload",
+    ]
+
+
 def test_the_overview(tab: Chromium, server: ServerProcess) -> None:
     show(tab, server)
     infer(server, "simple", 20)

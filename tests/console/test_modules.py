@@ -12,7 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from google.protobuf import json_format, text_format
 
+from neptrio.config import model_config
 from neptrio.console import pages
 from neptrio.observe.top_view import duration as top_duration
 from neptrio.traces.reader import Trace
@@ -255,3 +257,61 @@ def test_front_ends(folder: Path) -> None:
         None,
         None,
     ]
+
+
+CONFIGS = [
+    'name: "m" backend: "python" max_batch_size: 8 input [ { name: "A\\"" data_type: TYPE_FP32 dims: [ -1, 4 ] } ] '
+    'output [ { name: "B" data_type: TYPE_STRING dims: [ 1 ] } ] dynamic_batching { } '
+    'parameters { key: "a b" value { string_value: "x\\ny" } } parameters { key: "z" value { string_value: "1" } } '
+    "instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0, 1 ] } ] version_policy { specific { versions: [ 1, 3 ] } }",
+    'name: "s" backend: "sequence" input [ { name: "I" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'output [ { name: "O" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'sequence_batching { max_sequence_idle_microseconds: 5000000 direct { } control_input [ { name: "START" control [ { '
+    "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
+    'name: "e" platform: "ensemble" input [ { name: "I" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'output [ { name: "O" data_type: TYPE_INT32 dims: [ 1 ] } ] ensemble_scheduling { step [ { model_name: "s" '
+    'model_version: -1 input_map { key: "I" value: "I" } output_map { key: "O" value: "O" } } ] }',
+    'name: "w" backend: "identity" max_batch_size: 2 input [ { name: "I" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'output [ { name: "O" data_type: TYPE_INT32 dims: [ 1 ] } ] model_warmup [ { name: "one" batch_size: 1 inputs { '
+    'key: "I" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } } ] dynamic_batching { '
+    "max_queue_delay_microseconds: 100 priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 value { "
+    "max_queue_size: 4 timeout_action: DELAY } } }",
+]
+
+
+@pytest.mark.parametrize("text", CONFIGS, ids=["parameters", "sequence", "ensemble", "warm-up"])
+def test_a_configuration_is_copied_as_text_that_means_the_same(folder: Path, text: str) -> None:
+    wanted = text_format.Parse(text, model_config.new_config())
+    raw = json_format.MessageToDict(wanted, preserving_proto_field_name=True)
+    written = run(folder, "config.js", "m.pbtxt(given)", {**raw, "defaulted": [["name"]]})
+    assert text_format.Parse(written, model_config.new_config()) == wanted, written
+    zeros = json_format.MessageToDict(
+        wanted, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    again = run(folder, "config.js", "m.pbtxt(given)", zeros)
+    assert text_format.Parse(again, model_config.new_config()) == wanted, again
+
+
+def test_fp32_is_shown_as_it_was_meant(folder: Path) -> None:
+    values = [0.1, 1e-45, 3.4028235e38, -2.5, 16777216.0, 1 / 3, 123456.79, 0.0]
+    singles = [float(np.float32(value)) for value in values]
+    shown = run(folder, "figures.js", "given.map(m.single)", singles)
+    assert [float(np.float32(text)) for text in shown] == singles
+    assert shown[0] == "0.1" and shown[5] == "0.33333334" and max(map(len, shown)) <= 14
+
+
+def test_a_model_that_fails_most_requests_is_failing(folder: Path) -> None:
+    def said(failed: int, answered: int, failures: float, requests: float) -> bool:
+        stat = {"inference_stats": {"fail": {"count": str(failed)}, "success": {"count": answered}}}
+        return bool(
+            run(
+                folder,
+                "figures.js",
+                "m.failing(...given)",
+                [stat, {"failures": failures, "requests": requests}],
+            )
+        )
+
+    assert said(3, 1, 0, 0) and not said(1, 3, 0, 0) and not said(0, 0, 0, 0)
+    assert said(3, 100, 2, 1), "most of the last interval"
+    assert not said(100, 3, 1, 2), "it has recovered"

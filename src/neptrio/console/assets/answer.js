@@ -2,6 +2,7 @@
 
 import { exact } from "./api.js";
 import { make } from "./dom.js";
+import { single } from "./figures.js";
 
 const MOST = 256; // values of a tensor that are shown
 const LETTERS = 100000;
@@ -28,7 +29,7 @@ function tensor(output) {
   const numbers = values.length && values.every((value) => typeof value === "number");
   const shown = values.slice(0, MOST);
   const top = numbers && values.length > 1 && values.length <= 64 ? Math.max(...values.map(Math.abs)) : 0;
-  const cell = (value, i) => make("li", top ? { vars: { "--share": Math.abs(value) / top }, "data-index": i } : { "data-index": i }, typeof value === "string" ? value : String(value));
+  const cell = (value, i) => make("li", top ? { vars: { "--share": Math.abs(value) / top }, "data-index": i } : { "data-index": i }, typeof value === "string" ? value : output.datatype === "FP32" && typeof value === "number" ? single(value) : String(value));
   return make("div", { class: "tensor" },
     make("p", {}, make("b", {}, output.name), ` ${output.datatype} [${(output.shape || []).join(", ")}]`),
     make("ol", { class: `values${top ? " measured" : ""}${numbers ? "" : " texts"}`, start: 0 }, shown.map(cell)),

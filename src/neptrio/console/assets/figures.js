@@ -40,6 +40,24 @@ export function count(value) {
   return trim(value, Number.isInteger(value) ? 0 : 1);
 }
 
+/** An FP32 as short as it can be told from its neighbours: 0.1 and not 0.10000000149011612. */
+export function single(value) {
+  if (!isFinite(value)) return String(value);
+  for (let digits = 1; digits < 10; digits++) {
+    const short = Number(value.toPrecision(digits));
+    if (Math.fround(short) === Math.fround(value)) return String(short);
+  }
+  return String(value);
+}
+
+/** Whether most requests fail: of the last interval, or since the load where nothing came in it. */
+export function failing(stat, seen) {
+  const failed = seen.failures || 0;
+  const answered = seen.requests || 0;
+  if (failed + answered) return failed > answered;
+  return Number(stat.inference_stats.fail.count) > Number(stat.inference_stats.success.count);
+}
+
 /** A number with its noun: 1 client, 3 clients. */
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 

@@ -2,10 +2,10 @@
 
 import { post } from "./api.js";
 import { bars, Lines } from "./chart.js";
-import { badge, card, confirmed, facts, make, tell } from "./dom.js";
+import { card, confirmed, facts, make, tell } from "./dom.js";
 import { bytes, count, duration, percentile, SHORT, STAGES } from "./figures.js";
 import { configView } from "./config.js";
-import { modelRows, STATES } from "./overview.js";
+import { modelRows, stateBadge, stateKey } from "./overview.js";
 import { Sequences } from "./sequences.js";
 import { Table } from "./table.js";
 
@@ -58,10 +58,10 @@ export class Model {
 
   #actions() {
     const { about } = this.app.live;
-    const why = about.read_only ? "the server is read-only" : about.admin_elsewhere ? "control is served at the admin address only" : !["explicit", "on-demand"].includes(about.model_control_mode) ? `--model-control-mode is ${about.model_control_mode}, not explicit` : "";
+    const why = about.read_only ? "the server is read-only" : about.admin_elsewhere ? "control is served at the admin address only" : "";
     const button = (text, action, danger) => make("button", { type: "button", class: danger ? "danger" : null, disabled: Boolean(why), title: why || null, onclick: action }, text);
     this.actions.replaceChildren(make("a", { class: "button", href: `#request/${encodeURIComponent(this.name)}/${encodeURIComponent(this.version)}` }, "Send a request"),
-      button("Load", () => this.#control("load")), button("Unload", () => this.#unload(), true));
+      ...(["explicit", "on-demand"].includes(about.model_control_mode) ? [button("Load", () => this.#control("load")), button("Unload", () => this.#unload(), true)] : []));
   }
 
   async #unload() {
@@ -84,10 +84,10 @@ export class Model {
     const { live } = this.app;
     const rows = modelRows(live).filter((row) => row.name === this.name);
     const row = rows.find((found) => found.version === this.version) || rows[rows.length - 1];
-    const state = row ? row.state : live.history.length ? "not known" : "…";
-    if (this.shownState !== state) {
-      this.shownState = state;
-      this.state.replaceChildren(badge(state.toLowerCase(), STATES[state]));
+    const shown = row || { state: live.history.length ? "not known" : "…" };
+    if (this.shownState !== stateKey(shown)) {
+      this.shownState = stateKey(shown);
+      this.state.replaceChildren(stateBadge(shown));
     }
     this.reason.hidden = !row?.reason;
     this.reason.textContent = row?.reason || "";

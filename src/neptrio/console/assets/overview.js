@@ -2,10 +2,17 @@
 
 import { Lines, Spark } from "./chart.js";
 import { badge, card, choice, facts, make } from "./dom.js";
-import { bytes, count, duration, percentile, place, plural } from "./figures.js";
+import { bytes, count, duration, failing, percentile, place, plural } from "./figures.js";
 import { Table } from "./table.js";
 
 export const STATES = { READY: "ok", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
+
+// what needs somebody's attention first: models that do not serve, then those that fail, then the others
+const URGENCY = (row) => (row.state !== "READY" ? 2 : row.failing ? 1 : 0);
+
+/** The badge of a model's state: one that fails most of its requests is not plainly ready. */
+export const stateBadge = (row) => (row.failing ? badge(`${row.state.toLowerCase()}, most requests fail`, "bad") : badge(row.state.toLowerCase(), STATES[row.state]));
+export const stateKey = (row) => `${row.state}${Boolean(row.failing)}`;
 
 const ORDERS = {
   "busiest first": (model) => model.seen.requests,
@@ -27,12 +34,12 @@ export class Overview {
     };
     this.sparks = new Map();
     this.filter = make("input", { type: "search", placeholder: "Filter models", "aria-label": "Filter models", oninput: () => this.update() });
-    this.order = choice(["by name", "busiest first", "slowest first", "most queued first"], "by name", { "aria-label": "Order", onchange: () => this.update() });
+    this.order = choice(["by name", "failed first", "busiest first", "slowest first", "most queued first"], "failed first", { "aria-label": "Order", onchange: () => this.update() });
     const link = (row) => make("a", { href: `#models/${encodeURIComponent(row.name)}/${encodeURIComponent(row.version)}` }, row.name);
     this.table = new Table("Models", [
       { name: "Model", cell: link, key: (row) => row.name },
       { name: "Version", cell: (row) => row.version || "–" },
-      { name: "State", cell: (row) => badge(row.state.toLowerCase(), STATES[row.state]), key: (row) => row.state },
+      { name: "State", cell: stateBadge, key: stateKey },
       { name: "Runs on", cell: (row) => row.place || "–" },
       { name: "Requests/s", number: true, cell: (row) => (row.model ? count(row.model.seen.requests) : "–") },
       { name: "Trend", cell: (row) => this.#spark(row), key: (row) => `${row.id}${Boolean(row.model)}` },
@@ -40,7 +47,7 @@ export class Overview {
       { name: "p99", number: true, cell: (row) => row.p99 },
       { name: "Queued", number: true, cell: (row) => (row.model ? count(row.model.stat.live.queued + row.model.stat.live.prepared) : "–") },
       { name: "Batch", number: true, cell: (row) => (row.model ? count(row.model.seen.batch) : "–") },
-      { name: "Failed", number: true, cell: (row) => (row.model ? count(Number(row.model.stat.inference_stats.fail.count)) : "–") },
+      { name: "Failed", number: true, mark: (row) => row.model && Number(row.model.stat.inference_stats.fail.count) > 0, cell: (row) => (row.model ? count(Number(row.model.stat.inference_stats.fail.count)) : "–") },
       { name: "Reason", optional: true, cell: (row) => row.reason },
     ], { empty: "No model matches." });
     this.table.element.classList.add("models");
@@ -87,6 +94,7 @@ export class Overview {
     const wanted = this.filter.value.trim().toLowerCase();
     const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted));
     const measure = ORDERS[this.order.value];
+    if (this.order.value === "failed first") rows.sort((a, b) => URGENCY(b) - URGENCY(a)); // by name otherwise: the sort is stable
     if (measure) rows.sort((a, b) => (b.model ? measure(b.model) : -1) - (a.model ? measure(a.model) : -1));
     this.table.update(rows, (row) => row.id);
     for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
@@ -126,6 +134,7 @@ export function modelRows(live) {
   if (!live.index) for (const model of live.models) rows.push({ name: model.name, version: model.version, state: "READY", reason: "", id: model.id });
   for (const row of rows) {
     row.model = row.state === "READY" ? models.get(row.id) : undefined;
+    row.failing = Boolean(row.model) && failing(row.model.stat, row.model.seen);
     const config = row.model && live.config(row.model);
     row.place = config ? place(config, row.model.stat.processes.length > 0) : "";
     const all = row.model?.stat.percentiles?.request;

@@ -4,7 +4,7 @@ import { make, say } from "./dom.js";
 
 export class Table {
   /** `columns`: {name, number, cell(row) -> text or element, key(row) -> text that changes when an element must,
-   *  optional: hidden while no row has anything in it}. */
+   *  mark(row): whether the cell is shown as bad, optional: hidden while no row has anything in it}. */
   constructor(label, columns, { empty = "Nothing to show." } = {}) {
     this.columns = columns;
     this.rows = new Map();
@@ -51,6 +51,7 @@ export class Table {
   }
 
   #fill(line, i, column, row) {
+    if (column.mark) line.cells[i].classList.toggle("bad", Boolean(column.mark(row)));
     if (column.key) {
       const key = column.key(row);
       if (line.keys[i] === key) return;
