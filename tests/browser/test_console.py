@@ -388,6 +388,19 @@ def test_sequences(tab: Chromium, server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_the_rest_port_fits_small_screens(tab: Chromium, server: ServerProcess) -> None:
+    tab.look(380, 800)
+    tab.visit(f"http://{server.http}/docs", "document.readyState === 'complete'")
+    assert "simple" in tab.evaluate("document.body.innerText")
+    assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    # long requests scroll in their own boxes, and nothing sticks out of the page beside them
+    out = (
+        "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 "
+        "&& !e.closest('pre, table, .scroll')).map(e => e.outerHTML.slice(0, 120))"
+    )
+    assert tab.evaluate(out) == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_small_screens(tab: Chromium, server: ServerProcess, dark: bool) -> None:
     tab.look(380, 800, dark)
