@@ -417,7 +417,7 @@ cdef class RemoteAdmission(Admission):
                     known.append(version)
             if known:
                 self.versions[model] = known
-        self.tracer.tracing = tracing
+        self.tracer.tracing = self.tracer.unread = tracing
         self.tracer.trace_headers = trace_headers
 
     def reads(self, str name, str version):

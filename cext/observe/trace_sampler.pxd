@@ -14,6 +14,7 @@ cdef class Sampler(Tracing):
     cdef public int64_t open         # traces that are not finished
     cdef public bint disabled        # True while files cannot be written
     cdef public bint tracing         # False: no request can be traced, so nothing else needs to be checked
+    cdef public bint unread          # requests that are refused before they are read are traced, too
     cdef public bint trace_headers   # headers of a request may ask for a trace
     cdef public bint may_force       # requests may ask to be traced
     cdef public bint spans           # mode opentelemetry

@@ -52,7 +52,7 @@ def stub(observed: ServerProcess) -> Iterator[Any]:
         ("versions/versions/7/config", 404, LOST + "'versions' version 7 is not found"),
         ("versions/versions/0", 400, TOO_LOW.format("0")),
         ("versions/versions/" + "9" * 20, 400, STOL.format("9" * 20)),
-        ("Simple", 404, LOST + "'Simple' is not found"),
+        ("Simple", 404, LOST + "'Simple' is not found, did you mean 'simple'?"),  # ours goes on
         ("si%6dple", 404, LOST + "'si%6dple' is not found"),
         ("simple/", 404, "Not Found: GET /docs lists what there is"),
         ("simple/versions/1a", 404, "Not Found: GET /docs lists what there is"),

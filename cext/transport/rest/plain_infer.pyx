@@ -36,7 +36,7 @@ cdef bint read_plain(InferRequest request, tuple route, bytes body, Py_ssize_t h
     admission.received(request, start)
     if header_length > size:
         raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {header_length}")
-    if size > LARGE_BODY and not admission.tracer.tracing:
+    if size > LARGE_BODY and not admission.tracer.unread:
         model.scheduler.expect_room()
     return decode_request(request, body, None if header_length < 0 else header_length, shared_memory)
 

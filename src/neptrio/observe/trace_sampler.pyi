@@ -15,6 +15,7 @@ class Sampler(Tracing):
     open: int
     disabled: bool
     tracing: bool
+    unread: bool
     trace_headers: bool
     may_force: bool
     spans: bool

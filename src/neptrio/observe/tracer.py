@@ -83,6 +83,7 @@ class Tracer(Sampler):
         else:
             wanted = not self.disabled and any(scope.level and scope.left for scope in scopes)
         self.tracing = wanted or self.may_force or self.open > 0
+        self.unread = wanted or self._by_header or self.open > 0
         self.trace_headers = self._by_header or (self.spans and wanted)
 
     def asked_level(self, request: InferRequest, scope: Scope) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ class Tracer(Sampler):
 
     async def close(self) -> None:
         """Stops tracing and writes what is left."""
-        self.tracing = False
+        self.tracing = self.unread = False
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
         with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs must not delay the exit

@@ -132,7 +132,7 @@ def test_a_model_can_refuse_what_would_run_on_the_cpu(tmp_path: Path) -> None:
 def test_a_package_without_cuda_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "available", lambda: (CPU,))
     with pytest.raises(
-        InvalidArgument, match=r"no CUDA provider \(it has CPUExecutionProvider\); 'neptrio\[onnx-gpu\]'"
+        InvalidArgument, match=r"no CUDA provider \(it has CPUExecutionProvider\); onnxruntime-gpu"
     ):
         chosen(tmp_path)
     with pytest.raises(InvalidArgument, match="accelerator 'tensorrt' of model 'm' is not available"):

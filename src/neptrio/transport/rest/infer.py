@@ -160,7 +160,7 @@ class HttpInfer(InferCall):
             raise InvalidArgument(
                 f"inference header size should be in range (0, {len(body)}), got: {self._header_length}"
             )
-        if len(body) > LARGE_BODY and not admission.tracer.tracing:
+        if len(body) > LARGE_BODY and not admission.tracer.unread:
             request.model.scheduler.expect_room()
 
     def slow(self, body: Any) -> bool:
