@@ -190,4 +190,4 @@ def test_a_folder_whose_backend_is_not_installed(tmp_path: Path, capsys: pytest.
     (tmp_path / "net").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "net" / name).write_text("{}")
-    assert "pip install 'neptrio[transformers]'" in refused(tmp_path, capsys, tmp_path / "net")
+    assert "pip install 'torch>=2.4' 'transformers" in refused(tmp_path, capsys, tmp_path / "net")

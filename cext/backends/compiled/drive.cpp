@@ -233,6 +233,7 @@ void settle(uint64_t handle, compiled_settled* settled) {
       sent.swap(reply.sent);
       one.answer = sent.front();
       reply.closed = true;
+      reply.known = !reply.released;  // the host keeps the inputs until the last reference goes
       settled->outcome = COMPILED_ANSWERED;
       one.answer->show(&settled->response);
     } else if (!reply.closed) {

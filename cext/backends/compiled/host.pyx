@@ -47,6 +47,7 @@ cdef const compiled_library* library = NULL
 cdef Host running = None
 
 KINDS = {"AUTO": 0, "CPU": 1, "GPU": 2, "MODEL": 3}
+MOST_TIME = (1 << 63) - 1  # that can be said of a batch; the server keeps times within its own
 UNANSWERED = "the backend has let go of the request without a response"
 
 
@@ -178,7 +179,7 @@ cdef class Host:
         for i in range(count):
             made.append(self.settled(requests[i], given[i].handle))
         if times.reported:
-            made.times = times.exec_start, times.compute_start, times.compute_end
+            made.times = tuple([min(each, MOST_TIME) for each in (times.exec_start, times.compute_start, times.compute_end)])
         return made
 
     cdef int fill(self, compiled_request* given, request, Room room) except -1:
@@ -229,7 +230,11 @@ cdef class Host:
             entry.request = None
         if found.outcome == COMPILED_OPEN:
             return self.left(handle)
-        self.entries.pop(key, None)
+        sender = entry.sender
+        if found.outcome == COMPILED_ANSWERED and not found.released:
+            entry.sender = None  # rule 3: on_forgotten() lets go of it
+        else:
+            self.entries.pop(key, None)
         if found.outcome == COMPILED_ANSWERED:
             response = self.response(&found.response)
             library.carried(handle)
@@ -239,8 +244,8 @@ cdef class Host:
         else:
             response = InferenceResponse(error=error_of(1, UNANSWERED))
         self.left(handle)
-        if entry.sender is not None:
-            entry.sender.send(response, 1)
+        if sender is not None:
+            sender.send(response, 1)
             return None
         return response
 
@@ -293,7 +298,7 @@ cdef void on_released(uint64_t key) noexcept with gil:
 cdef void on_forgotten(uint64_t key) noexcept with gil:
     cdef Entry entry = running.entries.pop(key, None)
     try:
-        if entry is not None and not entry.sender._channel.closed:
+        if entry is not None and entry.sender is not None and not entry.sender._channel.closed:
             entry.sender.send(InferenceResponse(error=error_of(1, UNANSWERED)), 1)
     except BaseException:  # nobody waits for it any more
         pass
@@ -302,7 +307,10 @@ cdef int on_cancelled(uint64_t key) noexcept with gil:
     cdef Entry entry
     try:
         entry = running.entries.get(key)
-        return entry is not None and entry.back.is_cancelled()
+        if entry is None:
+            return 0
+        # it does not listen: that would call the backend's callbacks on a thread that may hold the backend's locks
+        return entry.back.cancelled or entry.back.id in entry.back.child.cancelled
     except BaseException:
         return 0
 
@@ -407,7 +415,7 @@ class Called:
             running.calls.pop(self.number, None)
         with nogil:
             library.deliver(number, NULL if null else &given, last)
-        if not null:
+        if not null or last:  # the end counts as a response of the call, too
             with self.lock:
                 handle = self.handle
                 if handle is None:

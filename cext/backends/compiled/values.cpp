@@ -81,10 +81,18 @@ size_t datatype_size(int datatype) {
   return datatype > INVALID && datatype <= LAST_DATATYPE ? DATATYPES[datatype].size : 0;
 }
 
+// what the server takes from a process (ring_reader.pyx)
+const size_t MOST_DIMENSIONS = 64;
+const int64_t LONGEST_DIMENSION = int64_t(1) << 40;
+
 bool whole(const Tensor& tensor, std::string* why) {
   uint64_t elements = 1;
+  if (tensor.shape.size() > MOST_DIMENSIONS) {
+    *why = "it has more than " + std::to_string(MOST_DIMENSIONS) + " dimensions";
+    return false;
+  }
   for (const int64_t dimension : tensor.shape) {
-    if (dimension < 0 || __builtin_mul_overflow(elements, uint64_t(dimension), &elements)) {
+    if (dimension < 0 || dimension > LONGEST_DIMENSION || __builtin_mul_overflow(elements, uint64_t(dimension), &elements)) {
       *why = "a dimension is negative or too large";
       return false;
     }

@@ -126,7 +126,7 @@ def find(name: str, settings: Settings, environment: bool = False) -> type[Backe
 def _in_directory(name: str, settings: Settings) -> Path | None:
     """The model.py of a backend in --backend-directory, None when there is none."""
     directory = settings.backend_directory
-    if directory is None or not name or Path(name).name != name:
+    if directory is None or name in ("", "..") or Path(name).name != name:
         return None
     file = directory / name / "model.py"
     return file if file.is_file() else None

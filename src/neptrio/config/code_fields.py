@@ -13,6 +13,17 @@ from typing import Any
 PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options", "compiled")
 # of these, what confines the code of a model: leaving it out lets the code do more
 CONFINING = ("ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID")
+# what decides where a model's code runs and with what: the process that completes a configuration runs that code, and may
+# neither set these nor leave them out
+PLACING = (
+    *PARAMETERS,
+    "MEMORY_LIMIT_BYTES",
+    "NICE",
+    "THREADS",
+    "isolation",
+    "environment",
+    "FORCE_CPU_ONLY_INPUT_TENSORS",
+)
 # options of accelerators that have one of these in their names lead to files: plug-ins, engines, caches
 PATHS = ("path", "lib", "dir", "file", "config", "table")
 # and these do not: shapes of a profile, and a switch

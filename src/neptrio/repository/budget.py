@@ -195,7 +195,9 @@ class Budget:
                     if short + before <= 0:
                         self._reserved[operation] = need
                         return
-                    if not putting_away.hopeful(holders, short):
+                    # what serves under this name stays until this load has replaced it
+                    others = [one for one in holders if one.name != name or one.hold is Hold.LEAVING]
+                    if not putting_away.hopeful(others, short):
                         break
                     if trio.current_time() - began >= PATIENCE_SECONDS:
                         self._promised[operation] = need

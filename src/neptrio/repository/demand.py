@@ -64,6 +64,14 @@ class Signature:
 
 
 @dataclass(slots=True)
+class Ended:
+    """The end of a load, for those that wait for it."""
+
+    event: trio.Event = field(default_factory=trio.Event)
+    refusal: str = ""  # there was no room for it
+
+
+@dataclass(slots=True)
 class Known:
     """A model that is loaded when it is asked for."""
 
@@ -72,8 +80,7 @@ class Known:
     residence: Residence = field(default_factory=Residence)
     standing: Standing = field(default_factory=Standing)
     room: Room | None = None  # while requests wait
-    ended: trio.Event | None = None  # set when the load under way ends; exists while somebody waits for it
-    refusal: str = ""  # there was no room for it at the last try
+    ended: Ended | None = None  # of the load under way, while somebody waits for it
     misses: int = 0  # requests that had to wait
     loads: int = 0
     load_failures: int = 0
@@ -154,7 +161,13 @@ class Demand:
             for name, (signature, residence) in (
                 await threads.run_surely(self.read, missing, abandon_on_cancel=True)
             ).items():
-                self.add(name, signature, residence)
+                known = self.known.get(name)
+                if known is None:
+                    self.add(name, signature, residence)
+                elif (
+                    known.signature is None
+                ):  # a load has made it known meanwhile, and requests may wait for that
+                    known.signature = signature
 
     def read(self, names: list[str]) -> Listing:
         """What is kept of each of these models. On another thread."""
@@ -254,15 +267,14 @@ class Demand:
             while known.name not in self._catalog.latest:
                 self._check(known)
                 if known.ended is None:
-                    known.ended = trio.Event()
+                    known.ended = Ended()
                 ended = known.ended
                 self._ask(known)
                 if known.standing.state is not State.LOADING:  # it could not even begin
                     raise Unavailable("Server exiting")
-                known.refusal = ""
-                await ended.wait()
-                if known.refusal:
-                    raise NoRoom(known.refusal)
+                await ended.event.wait()
+                if ended.refusal:
+                    raise NoRoom(ended.refusal)
         if scope.cancelled_caught:
             why = self._doing(known.name)
             raise later(
@@ -308,7 +320,8 @@ class Demand:
         if exiting:
             self._refuse(known, lambda: Unavailable(why))
         elif no_room:
-            known.refusal = why
+            if known.ended is not None:
+                known.ended.refusal = why
             self._refuse(known, lambda: NoRoom(why))
         elif outdated:
             if known.room is not None and len(known.room):
@@ -333,7 +346,7 @@ class Demand:
     def _tell(self, known: Known) -> None:
         ended, known.ended = known.ended, None
         if ended is not None:
-            ended.set()
+            ended.event.set()
 
     # ------------------------------------------------------------ what is seen
 

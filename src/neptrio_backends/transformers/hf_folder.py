@@ -184,6 +184,12 @@ def read(path: str, wanted: Parameters) -> Folder:
 
 
 def _check_weights(path: str) -> None:
+    listed = _object(os.path.join(path, WEIGHTS[1])).get("weight_map")
+    for name in sorted({str(one) for one in listed.values()} if isinstance(listed, dict) else ()):
+        if not name.endswith(".safetensors") or os.path.basename(name) != name:
+            raise ValueError(
+                f"{path}/{WEIGHTS[1]} names '{name}': expected files of this folder that end with .safetensors"
+            )
     if any(os.path.isfile(os.path.join(path, name)) for name in WEIGHTS):
         return
     others = sorted(name for name in os.listdir(path) if name.endswith(PICKLES))

@@ -12,10 +12,11 @@ Rules:
 from __future__ import annotations
 
 FREE = 256  # places of padding that cost less than another call
+MOST = 1 << 14  # places of a group
 SHARE = 4  # and one of so many, of a group's
 
 
-def groups(lengths: list[int], most: int = 1 << 14, pads: bool = True) -> list[list[int]]:
+def groups(lengths: list[int], most: int = MOST, pads: bool = True) -> list[list[int]]:
     """The places of rows that go through the model together."""
     made: list[list[int]] = []
     used = 0  # places of the last group that hold tokens

@@ -24,6 +24,9 @@ import triton_python_backend_utils as pb_utils
 from hf_folder import Folder, Parameters
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+MOST_PIXELS = 1 << 25  # of an image
+STRETCHED = 50  # times as long as wide
+MOST_LOGITS = 1 << 26  # numbers that one call of a fill-mask model makes
 
 
 class Refused(Exception):
@@ -183,12 +186,20 @@ class Answering:
         for content in values.ravel().tolist():
             try:
                 with PIL.Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                    if image.width * image.height > (PIL.Image.MAX_IMAGE_PIXELS or 0):
+                    # processors scale the shorter side up to some hundred pixels, and the longer one with it
+                    if image.width * image.height > MOST_PIXELS or max(image.size) > STRETCHED * min(
+                        image.size
+                    ):
                         raise Refused(f"an image of {image.width} x {image.height} pixels is too large")
                     images.append(image.convert("RGB"))
-            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+            except Refused:
+                raise
+            except Exception as error:  # of a dozen decoders
                 raise Refused(f"input 'IMAGE' is no image of {', '.join(FORMATS)}: {error}") from None
-        pixels = self._reader(images=images, return_tensors="pt")["pixel_values"]
+        try:
+            pixels = self._reader(images=images, return_tensors="pt")["pixel_values"]
+        except Exception as error:
+            raise Refused(f"input 'IMAGE' cannot be read: {type(error).__name__}: {error}") from None
         return [Row(pixels=one) for one in pixels]
 
     # ------------------------------------------------------------ the model
@@ -199,7 +210,9 @@ class Answering:
         return found.last_hidden_state if self._folder.task == "feature-extraction" else found.logits
 
     def _run(self, rows: list[Row]) -> None:
-        for group in hf_lengths.groups([len(row.ids) for row in rows], pads=self._pads):
+        # a fill-mask model makes a number for each word of its vocabulary at every place
+        most = max(1, MOST_LOGITS // self._size) if self._folder.task == "fill-mask" else hf_lengths.MOST
+        for group in hf_lengths.groups([len(row.ids) for row in rows], most, self._pads):
             length = len(rows[group[-1]].ids)
 
             def padded(

@@ -200,8 +200,8 @@ class _Text:
             text = f"{type(error).__name__}: {error}"
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)))
         finally:
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             self._room.release()
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _prompt(self, request: Any) -> list[int]:
         names = ["PROMPT", "MESSAGES", "INPUT_IDS"]

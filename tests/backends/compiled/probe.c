@@ -327,6 +327,32 @@ static void accumulate(object request) {
   fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
 }
 
+/* answered at once and released later, as a backend may */
+static object kept;
+static const int32_t* kept_data;
+
+static void keep(object request) {
+  object input, response;
+  uint64_t size;
+  int type = 0;
+  int64_t id = 0, shape[2] = {1, 1};
+  fine(TRITONBACKEND_RequestInput(request, "IN", &input));
+  fine(TRITONBACKEND_InputBuffer(input, 0, (const void**)&kept_data, &size, &type, &id));
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = kept_data[0];
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+  kept = request;
+}
+
+static void look_at_kept(object request) {
+  object response;
+  int64_t shape[2] = {1, 1};
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = kept_data[0];
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+  fine(TRITONBACKEND_RequestRelease(kept, 1));
+}
+
 static void wait_for_cancel(object request) {
   bool cancelled = false;
   while (!cancelled) {
@@ -432,6 +458,10 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       wrongly(request);
       continue;
     }
+    if (strcmp(what, "keep") == 0) {
+      keep(request);
+      continue;
+    }
     if (strcmp(what, "again") == 0) {
       static int times;
       if (times++ < 2) {
@@ -459,6 +489,15 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       count(request);
     } else if (strcmp(what, "ask") == 0) {
       ask(request);
+    } else if (strcmp(what, "look at kept") == 0) {
+      look_at_kept(request);
+    } else if (strcmp(what, "many dimensions") == 0) {
+      int64_t shape[65];
+      int d;
+      for (d = 0; d < 65; d++) shape[d] = 1;
+      fine(TRITONBACKEND_ResponseNew(&response, request));
+      memset(output(response, "TEXT", BYTES, shape, 65, 4), 0, 4);
+      fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
     } else if (strcmp(what, "accumulate") == 0) {
       accumulate(request);
     } else if (strcmp(what, "wait for cancel") == 0) {
@@ -469,6 +508,9 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       set_all(response, request);
       if (strcmp(what, "batch") == 0) fine(TRITONBACKEND_ResponseSetIntParameter(response, "batch", count_));
       fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+      if (strcmp(what, "endless") == 0) {
+        fine(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, 1, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX));
+      }
       if (strcmp(what, "statistics") == 0) {
         uint64_t t = now();
         while (now() < t + 9000) continue;

@@ -56,6 +56,12 @@ def test_runtime_names_the_file(tmp_path: Path) -> None:
         found('backend: "mine" runtime: "libtriton_old.so"', tmp_path)
     with pytest.raises(InvalidArgument, match="unable to find backend library"):
         found('backend: "mine" runtime: "../mine/libtriton_new.so"', tmp_path)
+    put(tmp_path, "libtriton_...so")
+    with pytest.raises(InvalidArgument):
+        found('backend: ".."', tmp_path)
+    (tmp_path / "model.py").write_text("")
+    with pytest.raises(InvalidArgument):
+        found('backend: ".."', tmp_path)
     (folder / "model.py").write_text("")
     assert not issubclass(found('backend: "mine" runtime: "model.py"', tmp_path), CompiledBackend)
 

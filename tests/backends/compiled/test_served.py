@@ -162,6 +162,11 @@ def test_what_a_request_says_can_be_asked_for(client: Any) -> None:
             "500",
             "the backend's output 'TEXT' cannot be used: its buffer does not hold 1 strings",
         ),
+        (
+            "many dimensions",
+            "500",
+            "the backend's output 'TEXT' cannot be used: it has more than 64 dimensions",
+        ),
     ],
 )
 def test_an_error_is_that_requests_own(client: Any, what: str, status: str, message: str) -> None:
@@ -174,6 +179,24 @@ def test_an_error_is_that_requests_own(client: Any, what: str, status: str, mess
 def test_a_request_is_answered_after_execute_has_returned(client: Any) -> None:
     waiting = [client.async_infer("probe", [numbers(i)], parameters={"do": "later"}) for i in range(20)]
     assert [one.get_result().as_numpy("OUT").tolist() for one in waiting] == [[[77]]] * 20
+
+
+def test_a_request_keeps_its_inputs_until_it_is_released(client: Any) -> None:
+    def large(value: int, what: str) -> int:
+        tensor = http.InferInput("IN", [1, 50_000], "INT32")
+        tensor.set_data_from_numpy(np.full((1, 50_000), value, np.int32))
+        return int(client.infer("probe", [tensor], parameters={"do": what}).as_numpy("OUT")[0, 0])
+
+    assert large(111, "keep") == 111
+    for value in (222, 333, 444):
+        large(value, "")
+    assert large(555, "look at kept") == 111
+
+
+def test_times_that_cannot_be_harm_nobody(client: Any, server: ServerProcess) -> None:
+    asked(client, "endless")
+    assert asked(client, "").as_numpy("OUT").tolist() == [[5]]
+    assert "exited" not in server.log()
 
 
 def test_what_is_called_wrongly_is_an_error_and_harms_nobody(client: Any, server: ServerProcess) -> None:

@@ -99,6 +99,11 @@ def test_how_sentences_are_pooled(tmp_path: Path) -> None:
     ("config", "files", "text"),
     [
         (BERT, {"model_safetensors": None, "pytorch_model_bin": "x"}, "pytorch_model.bin: that is a pickle, which runs"),
+        (
+            BERT,
+            {"model.safetensors.index_json": {"weight_map": {"a": "../../x.safetensors"}}},
+            "names '../../x.safetensors': expected files of this folder",
+        ),
         (BERT, {"model_safetensors": None}, "has no model.safetensors or model.safetensors.index.json"),
         (BERT, {"adapter_config_json": {}}, "holds an adapter: merge it into its model"),
         ({"architectures": ["T5ForConditionalGeneration"]}, {}, "the architecture 'T5ForConditionalGeneration': served are"),

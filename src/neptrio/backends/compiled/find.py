@@ -54,6 +54,6 @@ def by_default(config: Any) -> Path | None:
 
 def _first(config: Any, folders: Iterable[Path]) -> Path | None:
     name = file_name(config)
-    if not config.backend or any(Path(part).name != part for part in (name, str(config.backend))):
+    if any(part in ("", "..") or Path(part).name != part for part in (name, str(config.backend))):
         return None
     return next((folder / name for folder in folders if (folder / name).is_file()), None)

@@ -2,6 +2,7 @@
 from typing import Any
 
 KINDS: dict[Any, Any]
+MOST_TIME: Any
 UNANSWERED: str
 
 class Timed(list):

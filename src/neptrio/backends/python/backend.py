@@ -21,8 +21,8 @@ from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.template import ModelTemplate, Template
+from neptrio.config import code_fields, time_limits
 from neptrio.config import model_config as model_config
-from neptrio.config import time_limits
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import environment_path, isolated, parameter, sees_devices
 from neptrio.config.misplaced import hinted
@@ -316,7 +316,10 @@ class PythonBackend(Backend):
 
 
 def apply_completed(context: LoadContext, text: str) -> None:
-    """Puts an auto-completed configuration (JSON) into the context. Raises TritonError."""
+    """Puts an auto-completed configuration (JSON) into the context. Raises TritonError.
+
+    It comes from a process that runs the model's code. So what confines that code stays as it was written.
+    """
     try:
         made = json_format.Parse(text, model_config.new_config())
     except json_format.ParseError as error:
@@ -324,4 +327,11 @@ def apply_completed(context: LoadContext, text: str) -> None:
             f"auto_complete_config of model '{context.name}' made an invalid configuration: {text_of(error)}"
         ) from None
     made.name = made.name or context.name
+    before = context.config
+    for key in code_fields.PLACING:
+        if key in before.parameters:
+            made.parameters[key].CopyFrom(before.parameters[key])
+        elif key in made.parameters:
+            del made.parameters[key]
+    made.backend, made.runtime = before.backend, before.runtime
     context.config.CopyFrom(made)
