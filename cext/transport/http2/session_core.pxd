@@ -26,6 +26,8 @@ cdef class Http2Session:
     cdef bint in_block             # a request's headers have begun and not ended
     cdef Py_ssize_t frameless      # bytes received since the last whole frame
     cdef Py_ssize_t most_frameless
+    cdef size_t most_payload       # of a frame
+    cdef readonly size_t too_large  # the payload of a frame that has more, 0: none
     cdef int follow(self, const uint8_t* data, size_t n, int64_t now_ns) except -1
     cpdef bint endless(self)
     cpdef int charge(self, int cost) except -1

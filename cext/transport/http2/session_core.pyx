@@ -34,6 +34,7 @@ cdef class Http2Session:
         self.flood_budget = flood_budget if flood_budget is not None else FloodBudget()
         self.streams = {}
         self.most_frameless = 2 * limits.frame_size
+        self.most_payload = limits.frame_size
         self.preface = PREFACE
         self.has_output = True
 
@@ -78,6 +79,8 @@ cdef class Http2Session:
                     head = self.head
                 self.begun += 1
                 payload = <size_t>head[0] << 16 | <size_t>head[1] << 8 | <size_t>head[2]
+                if payload > self.most_payload:
+                    self.too_large = payload
                 if head[3] == HEADERS_FRAME or head[3] == CONTINUATION_FRAME:
                     self.in_block = not head[4] & END_HEADERS
                 elif head[3] > CONTINUATION_FRAME or (head[3] == DATA_FRAME and not payload):

@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
 
 if TYPE_CHECKING:
     from neptrio.loop.poller import Poller
+
+RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: to close is to reset
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
 
@@ -121,6 +124,15 @@ class SocketWriter(SocketWriterCore):
         if self._writing and self._poller is not None and self._poller.outputs is not None:
             self._poller.outputs.drop(self._number, self)
         self._tell_empty()
+
+    def give_up(self) -> None:
+        """The peer does not read, and the socket will be closed for it: what the kernel has taken is dropped, too. Otherwise
+        it would be kept there, some MiB, until a peer that may never read it has."""
+        try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        except OSError:  # it is closed
+            pass
+        self.fail()
 
     def let_go(self) -> None:
         """The connection has ended: forgets it, which would otherwise live until the collector finds both."""

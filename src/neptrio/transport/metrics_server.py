@@ -124,7 +124,7 @@ class MetricsServer:
                 await Acceptor(self._listener, start).run()
             finally:
                 for connection in self._connections:
-                    connection.writer.fail()  # a scraper that does not read holds up no shutdown
+                    connection.writer.give_up()  # a scraper that does not read holds up no shutdown
 
     @property
     def connections(self) -> int:

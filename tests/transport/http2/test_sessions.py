@@ -18,6 +18,8 @@ from tests.support.raw_http2 import PREFACE, frame, message
 from tests.transport.conftest import SESSIONS
 
 SECOND = 10**9
+GOAWAY = 7
+FRAME_SIZE_ERROR = 6
 HEADERS = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -99,6 +101,30 @@ def test_what_has_come_of_a_frame_is_known(name: str, size: int) -> None:
         assert peer.session.partial is not at_ends.get(come, False), come
         assert peer.session.begun == sum(end + 9 <= come for end in ends[:-1]), come
     assert peer.streams[0].events == [b"x", "end"] and not peer.session.dead
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("step", [1, 4, 9, 100])
+def test_a_frame_that_is_too_large_is_refused_by_its_head(name: str, step: int) -> None:
+    """Behind what came before it, and not only when 16 MB have come."""
+    peer, head = Peer(name), b"\xff" * 9
+    whole = [
+        PREFACE,
+        frame(4, 0, 0),
+        frame(1, 4, 1, Encoder().encode(HEADERS)),
+        frame(0, 0, 1, message(b"x")),
+    ]
+    data = b"".join(whole) + head
+    for at in range(0, len(data), step):
+        assert not peer.session.dead
+        peer.session.receive(data[at : at + step], SECOND)
+    sent, codes = peer.pump(), []
+    assert peer.session.finished and peer.streams[0].events == [b"x"]
+    while sent:
+        size = int.from_bytes(sent[:3], "big")
+        codes += [int.from_bytes(sent[13:17], "big")] if sent[3] == GOAWAY else []
+        sent = sent[9 + size :]
+    assert codes == [FRAME_SIZE_ERROR]
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -177,7 +177,7 @@ class Http1Connection(Http1Input):
             return
         if self.writer.stalled(now_ns, request_timeout_ns):
             log.info("a connection is ended: its client does not read")
-            self.writer.fail()  # wakes whoever waits for room; unanswered requests are cancelled
+            self.writer.give_up()  # wakes whoever waits for room; unanswered requests are cancelled
             self.over()
             return
         if self.exchanges or self.closing:

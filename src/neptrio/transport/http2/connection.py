@@ -178,7 +178,7 @@ class Http2Connection(Http2Core):
                 self.flush_soon()
         if self.wire.writer.stalled(now_ns, limit_ns) and pressed:
             log.info("a connection is ended: its client does not read")
-            self.writer.fail()
+            self.wire.writer.give_up()
             self.close()
 
     # ------------------------------------------------------------ output
@@ -331,7 +331,7 @@ class Http2Connection(Http2Core):
             self._at("keepalive", min(left_ms, times.keepalive), self._await_answer)
         else:
             log.debug("the client at %s does not answer PING", self.client)
-            self.writer.fail()
+            self.wire.writer.give_up()
             self.close()
 
     # ------------------------------------------------------------ end

@@ -101,6 +101,8 @@ class Session(Http2Session):
                 if handler is not None and not self.flooded and not self.dead:
                     handler(self, event)
             self.endless()
+            if self.too_large:  # h2 says so when all of it has come, and keeps it until then
+                self._fail(f"a frame of {self.too_large} bytes", lim.FRAME_SIZE_ERROR)
         except DenialOfServiceError as error:
             self._fail(str(error), lim.ENHANCE_YOUR_CALM)
         except ProtocolError as error:

@@ -18,6 +18,7 @@ HEADER_BOMB = 1 << 20  # bytes after decoding; above this the connection is ende
 NO_ERROR = 0
 PROTOCOL_ERROR = 1
 INTERNAL_ERROR = 2
+FRAME_SIZE_ERROR = 6
 CANCEL = 8
 ENHANCE_YOUR_CALM = 11
 
