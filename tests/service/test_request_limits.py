@@ -89,6 +89,19 @@ def test_bytes_are_given_until_there_are_none() -> None:
     assert not budget.full
 
 
+def test_a_body_under_way_keeps_all_of_its_room() -> None:
+    """Also when it was looked at while a part of it had come."""
+    budget, come = HeldBytes(100), [0]
+    budget.add(lambda: come[0])
+    budget.take(60, GOOD_NS)
+    come[0] = 10
+    assert budget.problem(0, 3 * GOOD_NS) is None  # may it go on?
+    assert budget.count() == 10
+    come[0] = 60
+    with pytest.raises(Overloaded):
+        budget.take(60, 3 * GOOD_NS + 1)
+
+
 def test_what_a_request_makes_besides_is_counted() -> None:
     limits = RequestLimits(10, 6)
     under_way = [1]

@@ -356,7 +356,7 @@ class Front:
             "connections": sum(front.connections for front in self._fronts),
             "requests": self._end.answered + self._engine.answered,
             "under_way": self._end.under_way + self._engine.under_way,
-            "held_bytes": self._services.held.look(),
+            "held_bytes": self._services.held.count(),
             "shared_bytes": held["used"] + held["bodies"],
             "lag": lag.cumulative,
             "lag_count": lag.count,

@@ -7,7 +7,8 @@ of it. Everybody who holds bytes can say how many; adding them up is left for mo
 Rules:
  1. A source is a function that says what its owner holds now: bodies that are not complete or not answered, what
     they were inflated to, answers that clients have not read.
- 2. A total is good for GOOD_NS; what was let in and answered since is added to it.
+ 2. A total is good for GOOD_NS; what was let in and answered since is added to it. It is made anew only where something is to
+    be let in: whoever asks again while a body comes sees a part of that body, which is let in as a whole.
  3. Every road has exactly one place that counts: our own HTTP/1.1 connection and the gRPC connection count their own
     (held_bytes of each), whatever calls the REST app otherwise goes through transport.rest.guards.Bounded. A request is
     held until it is answered, an answer until its client, or the kernel, has taken it. While more is held than may be,
@@ -45,16 +46,22 @@ class HeldBytes(HeldCore):
         self._sources: list[Callable[[], int]] = [lambda: self._kept]
         self._total = 0
         self._looked_ns = -2 * GOOD_NS
+        self._seen, self._seen_ns = 0, -2 * GOOD_NS  # the same for those whose bytes are counted
 
     def add(self, source: Callable[[], int]) -> None:
         """Somebody who holds bytes, until the end of the server."""
         self._sources.append(source)
 
+    def count(self) -> int:
+        """What is held now, for whoever wants to know it; what may be let in does not change."""
+        total = sum(source() for source in self._sources)
+        self.full = total > self.limit
+        return total
+
     def look(self, now_ns: int | None = None) -> int:
-        """What is held now."""
-        self._total = sum(source() for source in self._sources)
+        """Makes the total anew."""
         self._looked_ns = monotonic_ns() if now_ns is None else now_ns
-        self.full = self._total > self.limit
+        self._total = self.count()
         return self._total
 
     def take(self, size: int, now_ns: int | None = None) -> None:
@@ -68,9 +75,8 @@ class HeldBytes(HeldCore):
         than may be.
         """
         now = monotonic_ns() if now_ns is None else now_ns
-        if now - self._looked_ns > GOOD_NS:
-            self.look(now)
-        if self._total + size > self.limit:
+        total = self._total_for(size, now)
+        if total + size > self.limit:
             if size > self.limit:
                 return Overloaded(
                     f"{size} bytes can never be held: requests and answers may hold {self.limit} in all "
@@ -78,11 +84,22 @@ class HeldBytes(HeldCore):
                 )
             another = f"another {size}" if size else "more"
             return Overloaded(
-                f"requests and answers hold {self._total} bytes, of {self.limit} that they may hold in all "
+                f"requests and answers hold {total} bytes, of {self.limit} that they may hold in all "
                 f"(--max-held-bytes): there is no room for {another}; send the request again later"
             )
         self._total += size
         return None
+
+    def _total_for(self, size: int, now_ns: int) -> int:
+        if size:
+            if now_ns - self._looked_ns > GOOD_NS:
+                self.look(now_ns)
+            return self._total
+        if now_ns - self._looked_ns <= GOOD_NS:
+            return self._total
+        if now_ns - self._seen_ns > GOOD_NS:
+            self._seen, self._seen_ns = self.count(), now_ns
+        return self._seen
 
     def made(self, size: int) -> None:
         """An answer of `size` bytes waits for its client from now on."""

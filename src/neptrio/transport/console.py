@@ -203,7 +203,7 @@ class Console:
             },
             "host": None if host is None else asdict(host),
             "connections": asdict(services.connections.statistics()),
-            "held_bytes": services.held.look(),
+            "held_bytes": services.held.count(),
             "held_bytes_limit": services.held.limit,
             "cache": None if verbs.cache is None else asdict(verbs.cache.statistics()),
             "traces": asdict(verbs.trace.statistics()),

@@ -171,7 +171,7 @@ class GrpcServer:
         unread_ns = int(self.services.settings.http_request_timeout_secs * 1e9)
         while True:
             await trio.sleep(1.0)
-            self.services.held.look()
+            self.services.held.count()
             self._check_unread(unread_ns)
             if self.services.connections.pressed and not self.admin:
                 self._press()
