@@ -9,6 +9,8 @@ from libc.string cimport memcpy
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport RAW, said, values_of
 
+import sys
+
 from triton_python_backend_utils._foreign import text_of
 
 MEMORY = ("CPU", "CPU_PINNED", "GPU")
@@ -40,11 +42,16 @@ cdef int put(object text, char* room, size_t size, int code) noexcept:
 cdef int failure(object error, char* room, size_t size) noexcept:
     return put(text_of(error), room, size, 1)
 
+
+cdef void unheard(str what, object error) noexcept:
+    """For what gives the backend no error: a line of the process, which the server logs."""
+    sys.stderr.write(f"{what}: {text_of(error)}\n")
+
 cdef void on_log(int level, const char* file, int line, const char* text) noexcept with gil:
     try:
         running.host.log(level if 0 <= level <= 3 else 0, said(text), said(file), line)
-    except BaseException:
-        pass
+    except BaseException as error:
+        unheard("a line of the backend's log was not taken", error)
 
 cdef void on_memory(const compiled_memory* held, uint32_t count) noexcept with gil:
     cdef uint32_t i
@@ -55,8 +62,8 @@ cdef void on_memory(const compiled_memory* held, uint32_t count) noexcept with g
             key = (MEMORY[held[i].type] if 0 <= held[i].type < 3 else "CPU", held[i].id)
             rows[key] = rows.get(key, 0) + held[i].size
         running.host.holds_memory([(kind, id, size) for (kind, id), size in rows.items()])
-    except BaseException:
-        pass
+    except BaseException as error:
+        unheard("the backend's report of its memory was not taken", error)
 
 cdef int on_family(int kind, const char* name, const char* description, uint64_t* id, char* text,
                    size_t room) noexcept with gil:

@@ -15,7 +15,7 @@ Rules:
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.backends.compiled.asked cimport asks, failure, put
+from neptrio.backends.compiled.asked cimport asks, failure, put, unheard
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport *
 from neptrio.rings.answers cimport OutputBytes
@@ -300,8 +300,8 @@ cdef void on_forgotten(uint64_t key) noexcept with gil:
     try:
         if entry is not None and entry.sender is not None and not entry.sender._channel.closed:
             entry.sender.send(InferenceResponse(error=error_of(1, UNANSWERED)), 1)
-    except BaseException:  # nobody waits for it any more
-        pass
+    except BaseException as error:
+        unheard("the end of a request without a response was not told", error)
 
 cdef int on_cancelled(uint64_t key) noexcept with gil:
     cdef Entry entry
@@ -311,7 +311,8 @@ cdef int on_cancelled(uint64_t key) noexcept with gil:
             return 0
         # it does not listen: that would call the backend's callbacks on a thread that may hold the backend's locks
         return entry.back.cancelled or entry.back.id in entry.back.child.cancelled
-    except BaseException:
+    except BaseException as error:
+        unheard("whether a request is cancelled is not known", error)
         return 0
 
 cdef void* on_allocate(size_t size, void** token) noexcept with gil:
@@ -327,7 +328,8 @@ cdef void* on_allocate(size_t size, void** token) noexcept with gil:
         Py_INCREF(memory)
         token[0] = <void*>memory
         return memory.segment.base + memory.block.offset
-    except BaseException:
+    except BaseException as error:
+        unheard(f"no memory of {size} bytes for an output", error)
         return NULL
 
 cdef void on_unused(void* token) noexcept with gil:
@@ -369,8 +371,8 @@ cdef void on_cancel_call(uint64_t call) noexcept with gil:
         made = running.calls.get(call)
         if made is not None:
             made.cancel()
-    except BaseException:
-        pass
+    except BaseException as error:
+        unheard("a request of the backend was not cancelled", error)
 
 
 class Called:
