@@ -33,6 +33,7 @@ def cluster() -> Iterator[Any]:
     from tests.ray.support import Ports
 
     ports = Ports(free_port(), free_port())
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "neptrio.ray.proxy.middlewares"
     ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False, configure_logging=False)
     serve.start(
         http_options={"host": "127.0.0.1", "port": ports.http},

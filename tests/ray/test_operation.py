@@ -19,6 +19,7 @@ import neptrio
 import neptrio.ray
 from tests.ray.support import (
     SMALL,
+    Answer,
     Ports,
     Rest,
     application,
@@ -38,14 +39,17 @@ def test_a_killed_replica_loses_only_what_it_had(cluster: Ports) -> None:
         until_running(3)
         done = threading.Event()
         asked: list[tuple[float, float, int]] = []
+        errors: list[Answer] = []
         lock = threading.Lock()
 
         def load() -> None:
             while not done.is_set():
                 began = time.monotonic()
-                status = rest.infer("slow", seconds=("FP32", [0.02])).status
+                answer = rest.infer("slow", seconds=("FP32", [0.02]))
                 with lock:
-                    asked.append((began, time.monotonic(), status))
+                    asked.append((began, time.monotonic(), answer.status))
+                    if answer.status != 200:
+                        errors.append(answer)
 
         with ThreadPoolExecutor(8) as pool:
             loads = [pool.submit(load) for _ in range(8)]
@@ -63,6 +67,20 @@ def test_a_killed_replica_loses_only_what_it_had(cluster: Ports) -> None:
         # 8 clients have 8 requests under way at most
         assert len(failed) <= 8
         assert all(began <= dead and ended >= killed for began, ended, _ in failed), failed
+        for error in errors:  # in the protocol's form, by neptrio.ray.proxy
+            assert (error.status, error.headers["retry-after"]) == (503, "1"), error
+            assert error.json == {
+                "error": "the replica that had this request has ended; send the request again"
+            }
+
+
+def test_what_ray_answers_by_itself_is_in_the_protocols_form(cluster: Ports) -> None:
+    with running(cluster, "tests.ray.models:make") as rest:
+        until_running(1)
+        assert rest.ask("/v2/models/none").json["error"].startswith("Request for unknown model")
+    lost = rest.ask("/v2/models/none")
+    assert lost.status == 404 and "neptrio-replica" not in lost.headers
+    assert list(lost.json) == ["error"]
 
 
 def test_a_replica_that_is_taken_away_answers_what_it_has(cluster: Ports) -> None:
