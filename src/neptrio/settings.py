@@ -267,6 +267,11 @@ class Settings:
         return bool(used) and all(map(is_loopback, used))
 
     @property
+    def loads_by_request(self) -> bool:
+        """Whether clients may load and unload models, as far as the control mode decides that."""
+        return self.model_control_mode in ("explicit", "on-demand")
+
+    @property
     def grace_secs(self) -> float:
         """exit_grace_secs, limited so that it ends before the exit timeout."""
         return min(self.exit_grace_secs, self.exit_timeout_secs / 4)

@@ -71,7 +71,7 @@ def open_controls(settings: Settings) -> str:
     if settings.read_only or settings.auth_config is not None or not settings.exposed:
         return ""
     found = [
-        ("model-repository", settings.model_control_mode in ("explicit", "on-demand")),
+        ("model-repository", settings.loads_by_request),
         ("trace", True),
         ("logging", True),
         ("shared-memory", settings.allow_client_shm),

@@ -56,7 +56,7 @@ class RepositoryManager(Catalog):
         self.loading = Loading(
             settings, self, self.withdrawal, Loader(settings, self.places, loop, completions, self.host)
         )
-        if settings.model_control_mode in ("explicit", "on-demand"):
+        if settings.loads_by_request:
             self.demand = Demand(settings, self, loop, self.loading.begin)
             self.budget = Budget(settings, self, self.demand, self.withdrawal)
 
@@ -95,10 +95,7 @@ class RepositoryManager(Catalog):
         if self._settings.model_control_mode == "on-demand":
             await self._refresh()
         await self._look()
-        if (
-            self._settings.model_control_mode in ("explicit", "on-demand")
-            and "*" not in self._settings.load_model
-        ):
+        if self._settings.loads_by_request and "*" not in self._settings.load_model:
             begin(self._settings.load_model)
             if self._settings.model_control_mode == "explicit":
                 await self._refresh()

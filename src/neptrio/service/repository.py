@@ -137,7 +137,7 @@ class RepositoryService:
         Allowed only where load() is: it writes files that callers send to disk. Raises Unavailable, Denied,
         NotFound, or InvalidArgument for broken parameters.
         """
-        if self._settings.model_control_mode not in ("explicit", "on-demand"):
+        if not self._settings.loads_by_request:
             raise Unavailable("checking a model needs --model-control-mode=explicit")
         self._may("checking models", parameters)
         await self._may_run(name, parameters)
