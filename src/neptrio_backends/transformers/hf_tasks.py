@@ -190,7 +190,9 @@ class Answering:
                     if image.width * image.height > MOST_PIXELS or max(image.size) > STRETCHED * min(
                         image.size
                     ):
-                        raise Refused(f"an image of {image.width} x {image.height} pixels is too large")
+                        raise Refused(
+                            f"an image of {image.width} x {image.height} pixels is too large or too thin"
+                        )
                     images.append(image.convert("RGB"))
             except Refused:
                 raise

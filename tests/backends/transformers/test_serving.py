@@ -228,6 +228,10 @@ def test_images(server: ServerProcess, made: dict[str, Any]) -> None:
         assert rows[0]["label"] == ["cat", "dog", "fish"][int(expected[0].argmax())]
     with pytest.raises(InferenceServerException, match="is no image of PNG, JPEG"):
         ask(server, "images", IMAGE=[b"GIF8 and more"])
+    thin = io.BytesIO()
+    Image.new("RGB", (1, 100)).save(thin, "PNG")
+    with pytest.raises(InferenceServerException, match="an image of 1 x 100 pixels is too large or too thin"):
+        ask(server, "images", IMAGE=[thin.getvalue()])
 
 
 @pytest.mark.parametrize(
