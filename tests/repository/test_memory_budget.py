@@ -142,6 +142,18 @@ def test_where_nothing_can_go_the_request_learns_who_holds_the_memory(tmp_path: 
         infer(client, "asked")
 
 
+def test_a_reload_does_not_wait_for_the_model_that_it_is_to_replace(tmp_path: Path) -> None:
+    """There is no room for both, and the old one serves until the new one does."""
+    model(tmp_path, "big", 20)
+    flags = ("--model-memory-budget=34MiB", "--load-wait-secs=600")
+    with server(tmp_path, *flags) as running, httpclient.InferenceServerClient(running.http) as client:
+        infer(client, "big")
+        sized(tmp_path / "big", 21)
+        with pytest.raises(InferenceServerException, match="no room for model 'big'.* is held by 'big'"):
+            client.load_model("big")
+        infer(client, "big")
+
+
 def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
     config = """backend: "python" max_batch_size: 0
     input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]
