@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
@@ -59,5 +60,40 @@ def test_turns_are_given_up_and_who_leaves_the_line_takes_none() -> None:
                 scope.cancel()
                 await load("c")
         assert sorted(order) == ["a", "b", "d"] and order.index("b") < order.index("d")
+
+    trio.run(main)
+
+
+def test_who_waits_for_something_else_has_no_place_meanwhile() -> None:
+    line = LoadLine(1, lambda name: (NO_PRIORITY, 0))
+    order: list[str] = []
+    room = trio.Event()
+
+    async def waits(fails: bool) -> None:
+        async with line.turn("waits", False, 0) as aside:
+            async with aside():
+                await room.wait()
+                order.append("room")
+                if fails:
+                    raise ValueError("there is none")
+            order.append("waits")
+
+    async def other() -> None:
+        async with line.turn("other", False, 1):
+            order.append("other")
+            room.set()
+            await trio.testing.wait_all_tasks_blocked()
+            order.append("end")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waits, False)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(other)
+        assert order == ["other", "room", "end", "waits"]
+        with pytest.raises(ValueError, match="there is none"):
+            await waits(True)
+        async with line.turn("after", False, 2):  # what failed aside has left the line
+            pass
 
     trio.run(main)

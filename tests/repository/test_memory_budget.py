@@ -149,7 +149,7 @@ def test_a_reload_does_not_wait_for_the_model_that_it_is_to_replace(tmp_path: Pa
     with server(tmp_path, *flags) as running, httpclient.InferenceServerClient(running.http) as client:
         infer(client, "big")
         sized(tmp_path / "big", 21)
-        with pytest.raises(InferenceServerException, match="no room for model 'big'.* is held by 'big'"):
+        with pytest.raises(InferenceServerException, match=r"no room for model 'big'.* is held by 'big'"):
             client.load_model("big")
         infer(client, "big")
 

@@ -29,6 +29,7 @@ from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import putting_away
 from neptrio.repository.demand import Demand
+from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import Hold, Holder, size_text
 from neptrio.repository.waiting import NoRoom
 from neptrio.settings import Settings
@@ -171,8 +172,9 @@ class Budget:
 
     # ------------------------------------------------------------ room for loads
 
-    async def make_room(self, operation: Operation, found: Found) -> None:
-        """Reserves what a load will take, once there is room for it; settle() ends that. Raises NoRoom."""
+    async def make_room(self, operation: Operation, found: Found, aside: Aside) -> None:
+        """Reserves what a load will take, once there is room for it; settle() ends that. Raises NoRoom. Where it has to
+        wait, the load is `aside`."""
         if not self.limit:
             return
         name = operation.record.name
@@ -185,12 +187,24 @@ class Budget:
                 f"model '{shown(name)}' takes about {size_text(need)}, more than --model-memory-budget="
                 f"{size_text(self.limit)}"
             )
-        began = trio.current_time()
+        if self._short(need, self.holders()) + self._promised_before(operation) <= 0:
+            self._reserved[operation] = need
+            return
+        async with aside():
+            await self._room(operation, need)
+
+    def _short(self, need: int, holders: list[Holder]) -> int:
+        """How many bytes are missing for a load."""
+        return sum(holder.size for holder in holders) + need - self.limit
+
+    async def _room(self, operation: Operation, need: int) -> None:
+        """Waits until there is room, and reserves it. Raises NoRoom."""
+        name, began = operation.record.name, trio.current_time()
         try:
             with trio.move_on_after(self._settings.load_wait_secs):
                 while True:
                     holders = self.holders()
-                    short = sum(holder.size for holder in holders) + need - self.limit
+                    short = self._short(need, holders)
                     before = self._promised_before(operation)
                     if short + before <= 0:
                         self._reserved[operation] = need

@@ -7,12 +7,13 @@ most important request waits, or the one that waits longest.
 Rules:
  1. Who is next is decided when a place is free, not when a load comes: requests come and go meanwhile.
  2. Loads that take long may not have all places, so that others do not wait behind them.
+ 3. A load that waits for something else than a place, room in memory, has none meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -20,6 +21,7 @@ import trio
 NO_PRIORITY = 1 << 64  # of requests that have none
 LAST = 1 << 65  # nobody waits for it any more
 
+Aside = Callable[[], AbstractAsyncContextManager[None]]  # rule 3: a block that is left with a place again
 Rank = tuple[int, int]  # priority (1 is the highest), since when its request waits
 
 
@@ -56,17 +58,29 @@ class LoadLine:
         self._running: list[Entry] = []
 
     @asynccontextmanager
-    async def turn(self, name: str, dear: bool, now_ns: int) -> AsyncIterator[None]:
-        """Waits for a place, which it gives up at the end of the block."""
+    async def turn(self, name: str, dear: bool, now_ns: int) -> AsyncIterator[Aside]:
+        """Waits for a place, which it gives up at the end of the block, and in blocks of what is given."""
         entry = Entry(name, dear, now_ns)
         self._waiting.append(entry)
         try:
             self._advance()
             await entry.turn.wait()
-            yield
+            yield lambda: self._aside(entry)
         finally:
             (self._running if entry in self._running else self._waiting).remove(entry)
             self._advance()
+
+    @asynccontextmanager
+    async def _aside(self, entry: Entry) -> AsyncIterator[None]:
+        self._running.remove(entry)
+        self._advance()
+        try:
+            yield
+        finally:
+            entry.turn = trio.Event()
+            self._waiting.append(entry)
+        self._advance()
+        await entry.turn.wait()
 
     def _advance(self) -> None:
         while (entry := next_of(self._waiting, self._running, self._places, self._rank)) is not None:

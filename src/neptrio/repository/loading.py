@@ -29,7 +29,7 @@ from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.budget import files_of
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
-from neptrio.repository.load_line import LAST, LoadLine, Rank
+from neptrio.repository.load_line import LAST, Aside, LoadLine, Rank
 from neptrio.repository.loader import Building, Found, Loader, PollFailure
 from neptrio.repository.model import Model
 from neptrio.repository.override import LoadParameters
@@ -202,10 +202,10 @@ class Loading:
                 return False
             record.wanted = True
             try:
-                async with self._turn(operation, found):
+                async with self._turn(operation, found) as aside:
                     if self._catalog.budget is not None:
                         operation.phase = "looking for room"
-                        await self._catalog.budget.make_room(operation, found)
+                        await self._catalog.budget.make_room(operation, found, aside)
                         operation.check()
                     await self._make(operation, found, parameters)
             except BaseException:
@@ -219,7 +219,7 @@ class Loading:
                 found.folder.release()
         return True
 
-    def _turn(self, operation: Operation, found: Found) -> AbstractAsyncContextManager[None]:
+    def _turn(self, operation: Operation, found: Found) -> AbstractAsyncContextManager[Aside]:
         """The turn of a load that requests wait for. Loads by hand have none, nor have ensembles, which wait for others."""
         demand = self._catalog.demand
         if (
@@ -227,7 +227,7 @@ class Loading:
             or not demand.asked_for(operation.record.name)
             or defaults.is_ensemble(found.source.config)
         ):
-            return nullcontext()
+            return nullcontext(nullcontext)
         operation.phase = "waiting for its turn to load"
         dear = operation.record.last_seconds > DEAR_SECONDS or files_of(found) > DEAR_BYTES
         return self._line.turn(operation.record.name, dear, monotonic_ns())
