@@ -154,6 +154,45 @@ def test_a_reload_does_not_wait_for_the_model_that_it_is_to_replace(tmp_path: Pa
         infer(client, "big")
 
 
+STOPS_LATE = """
+import os
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+        if args["model_version"] == "2":
+            open(os.path.join(self.folder, "failed"), "w").close()
+            raise ValueError("not this version")
+
+    def execute(self, requests):
+        return []
+
+    def finalize(self):
+        with open(os.path.join(self.folder, "latch")) as held:
+            held.read()
+"""
+
+
+def test_what_a_load_has_made_in_vain_counts_until_it_is_gone(tmp_path: Path) -> None:
+    config = 'backend: "python" max_batch_size: 0 version_policy { all {} } '
+    config += 'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
+    config += parameter("isolation", "none")
+    files = {f"{version}/model.py": STOPS_LATE for version in (1, 2)}
+    folder = write_model(tmp_path, "late", config, files)
+    sized(folder, 10)
+    with (
+        server(tmp_path, "--model-memory-budget=100MiB") as running,
+        Latch(folder / "latch") as held,
+        httpclient.InferenceServerClient(running.http) as client,
+    ):
+        with pytest.raises(InferenceServerException, match="not this version"):
+            client.load_model("late")
+        assert (folder / "failed").exists() and held_bytes(running)[0] >= 10 * MIB
+        held.open()
+        until(lambda: held_bytes(running)[0] == 0)
+
+
 def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
     config = """backend: "python" max_batch_size: 0
     input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]

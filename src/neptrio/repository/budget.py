@@ -238,7 +238,10 @@ class Budget:
         return found
 
     def settle(self, operation: Operation) -> None:
-        """A load for which there was room has ended: what it has made is measured from now on."""
+        """A load for which there was room has ended: what it has made is measured from now on. Where that was not needed, it
+        holds its memory until it has stopped."""
+        if operation.building or operation.discarding:
+            return
         if self._reserved.pop(operation, None) is not None:
             record = operation.record
             size = sum(model.host_bytes for model in record.serving.values())

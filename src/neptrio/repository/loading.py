@@ -156,13 +156,16 @@ class Loading:
             if row.state in (State.LOADING, State.RELOADING) and not operation.released.is_set():
                 row.apply(Event.ABANDON)
 
-    async def _discard(self, model: Building) -> None:
+    async def _discard(self, model: Building, operation: Operation) -> None:
         try:
             await model.stop()
         except Exception:
             log.exception("stopping a model that was not needed failed")
         finally:
             self.discarding -= 1
+            operation.discarding -= 1
+            if self._catalog.budget is not None:
+                self._catalog.budget.settle(operation)
 
     async def _load(self, operation: Operation) -> bool:
         """Loads and puts into service; returns True when what is served has changed."""
@@ -349,8 +352,9 @@ class Loading:
         for model in made:
             model.abort()
             self.discarding += 1
+            operation.discarding += 1
             assert self._catalog.nursery is not None
-            self._catalog.nursery.start_soon(self._discard, model)
+            self._catalog.nursery.start_soon(self._discard, model, operation)
 
     def _swap(
         self, operation: Operation, models: dict[int, Model], changes: dict[int, Regrouping], keep: bool
