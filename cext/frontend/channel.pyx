@@ -17,7 +17,7 @@ from neptrio.request.infer_request cimport Tensor
 from neptrio.rings.channel cimport Channel
 from neptrio.rings.line cimport Line, Queued
 from neptrio.rings.message cimport MOST_OWN_PART, pack_head
-from neptrio.rings.packet cimport Packer, read_u32, read_u64
+from neptrio.rings.packet cimport MessageWriter, read_u32, read_u64
 from neptrio.rings.ring cimport Entry, Segment, ring_bytes
 
 from neptrio.errors import Overloaded
@@ -55,7 +55,7 @@ cdef class FrontChannel(Channel):
         if engine:
             self.received_first = layout.bodies
             self.received_end = self.received_first + <uint64_t>layout.area
-        self.packer = Packer()
+        self.writer = MessageWriter()
         self.bell = bell
 
     cdef int wake(self, Line line) except -1:
@@ -63,42 +63,42 @@ cdef class FrontChannel(Channel):
         return 0
 
     cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1:
-        """Sends what the packer holds, `tensors` behind it. Raises Overloaded where it can never fit (rule 4)."""
+        """Sends what the writer holds, `tensors` behind it. Raises Overloaded where it can never fit (rule 4)."""
         cdef Entry entry
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef list bodies = self.bodies
         self.bodies = None
         if self.closed or self.given_up:
-            packer.reset()
+            writer.reset()
             return 0
-        if packer.used > MOST_OWN_PART:
-            size = packer.used
-            packer.reset()
+        if writer.used > MOST_OWN_PART:
+            size = writer.used
+            writer.reset()
             raise Overloaded(
                 f"{size} bytes beside tensors do not fit into a message between the engine and a front end, which has "
                 f"room for {<int>MOST_OWN_PART}")
-        entry.kind, entry.size, entry.id = kind, <uint32_t>packer.used, id
-        entry.offset, entry.length = 0, packer.total()
+        entry.kind, entry.size, entry.id = kind, <uint32_t>writer.used, id
+        entry.offset, entry.length = 0, writer.total()
         if entry.length > self.area.size:
-            packer.reset()
+            writer.reset()
             raise Overloaded(
                 f"{entry.length} bytes do not fit into the memory between the engine and a front end, which has "
                 f"{self.area.size}")
         if self.out.waiting or self.out.reserve(&entry, bodies) is None:
-            packer.held = list(tensors)
-            self.packer = Packer()
+            writer.held = list(tensors)
+            self.writer = MessageWriter()
             if not self.out.waiting:
                 self.out.late()
-            return self.out.wait(&entry, packer, bodies)
-        packer.copy(self.segment.base + entry.offset)
-        packer.reset()
+            return self.out.wait(&entry, writer, bodies)
+        writer.copy(self.segment.base + entry.offset)
+        writer.reset()
         return self.push(self.out, &entry)
 
     cdef bint placed(self, Line line, Queued queued) except -1:
         if line.reserve(&queued.entry, queued.named) is None:
             return False
-        queued.packer.copy(self.segment.base + queued.entry.offset)
-        queued.packer = None
+        queued.writer.copy(self.segment.base + queued.entry.offset)
+        queued.writer = None
         return True
 
     def close(self):
@@ -110,11 +110,11 @@ cdef class FrontChannel(Channel):
 
     cdef int pack_tensor(self, Tensor tensor) except -1:
         """Packs a tensor whose bytes are to be copied behind the message. Whoever calls send() holds it until then."""
-        cdef Packer packer = self.packer
-        pack_head(packer, tensor)
-        packer.u32(HERE)
-        packer.u64(packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
-        packer.u64(<uint64_t>tensor.nbytes)
+        cdef MessageWriter writer = self.writer
+        pack_head(writer, tensor)
+        writer.u32(HERE)
+        writer.u64(writer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
+        writer.u64(<uint64_t>tensor.nbytes)
         return 0
 
     cdef int pack_received(self, Tensor tensor) except -1:
@@ -127,11 +127,11 @@ cdef class FrontChannel(Channel):
 
     cdef int pack_place(self, Tensor tensor, uint32_t place) except -1:
         """Packs where in the shared memory a tensor lies, not its bytes."""
-        cdef Packer packer = self.packer
-        pack_head(packer, tensor)
-        packer.u32(place)
-        packer.u64(<uint64_t>(tensor.ptr - self.segment.base))
-        packer.u64(<uint64_t>tensor.nbytes)
+        cdef MessageWriter writer = self.writer
+        pack_head(writer, tensor)
+        writer.u32(place)
+        writer.u64(<uint64_t>(tensor.ptr - self.segment.base))
+        writer.u64(<uint64_t>tensor.nbytes)
         return 0
 
     cdef Tensor tensor(self):

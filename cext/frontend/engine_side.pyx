@@ -36,7 +36,7 @@ from neptrio.request.infer_request cimport (
     Tensor,
     now_ns,
 )
-from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
+from neptrio.rings.packet cimport MessageWriter, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
 
 from collections import deque
@@ -369,7 +369,7 @@ cdef class EngineSide(FrontChannel):
         return False
 
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1:
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef Tensor tensor
         cdef uint32_t flags = FINAL if final else 0
         cdef Py_ssize_t size = OF_RESPONSE
@@ -393,28 +393,28 @@ cdef class EngineSide(FrontChannel):
             flags |= NULL_RESPONSE
         if error is not None:
             flags |= ERROR
-        packer.reset()
-        packer.u32(flags)
-        packer.text(response.model_name if response.model_name is not None else "")
-        packer.text(response.model_version if response.model_version is not None else "")
-        packer.text(response.id if response.id is not None else "")
+        writer.reset()
+        writer.u32(flags)
+        writer.text(response.model_name if response.model_name is not None else "")
+        writer.text(response.model_version if response.model_version is not None else "")
+        writer.text(response.id if response.id is not None else "")
         if response.parameters:
-            packer.text(_dumps(response.parameters))
+            writer.text(_dumps(response.parameters))
         else:
-            packer.u32(0)
+            writer.u32(0)
         if flags & HEADERS:
-            packer.text(_dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in headers]))
+            writer.text(_dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in headers]))
         if flags & TOLD:
-            packer.text(_dumps(request.timing))
+            writer.text(_dumps(request.timing))
         if error is not None:
-            packer.text(str(error))
-            packer.u32(_CODE_NUMBERS[error.code])
-            packer.u32(_REASON_NUMBERS.get(error.reason, 0))
-            packer.text(
+            writer.text(str(error))
+            writer.u32(_CODE_NUMBERS[error.code])
+            writer.u32(_REASON_NUMBERS.get(error.reason, 0))
+            writer.text(
                 _dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in error.headers])
                 if error.headers else "")
         else:
-            packer.u32(<uint32_t>len(outputs))
+            writer.u32(<uint32_t>len(outputs))
             for tensor in outputs:
                 if tensor.ptr >= received and self.passes(open_, tensor):
                     self.pack_place(tensor, PASSED)

@@ -37,7 +37,7 @@ from neptrio.request.infer_request cimport (
 from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.channel cimport ALIGNED
 from neptrio.rings.message cimport pack_head
-from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
+from neptrio.rings.packet cimport MessageWriter, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
 
 from functools import partial
@@ -137,7 +137,7 @@ cdef class FrontSide(FrontChannel):
 
     cdef int send_request(self, InferRequest request) except -1:
         """Raises TritonError for what the way to the engine has no room for; nothing was sent then."""
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef Sent sent = <Sent>request.scheduler_data
         cdef RequestedOutput output
         cdef Tensor tensor
@@ -178,42 +178,42 @@ cdef class FrontSide(FrontChannel):
                 self.number += 1
                 number = self.number
                 stream.sequences[number] = self._streams
-        packer.reset()
+        writer.reset()
         self.bodies = None
-        packer.u32(flags)
-        packer.text(request.model_name)
-        packer.text(request.model_version)
-        packer.text(request.id)
-        packer.u64(<uint64_t>request.timestamps[<int>RECV_START])
-        packer.u64(<uint64_t>request.timestamps[<int>RECV_END])
-        packer.u64(request.timeout_us)
-        packer.u64(request.priority)
+        writer.u32(flags)
+        writer.text(request.model_name)
+        writer.text(request.model_version)
+        writer.text(request.id)
+        writer.u64(<uint64_t>request.timestamps[<int>RECV_START])
+        writer.u64(<uint64_t>request.timestamps[<int>RECV_END])
+        writer.u64(request.timeout_us)
+        writer.u64(request.priority)
         if flags & TEXT_ID:
-            packer.text(request.sequence_id)
+            writer.text(request.sequence_id)
         else:
-            packer.u64(request.sequence_id)
+            writer.u64(request.sequence_id)
         if flags & PARAMETERS:
-            packer.text(_dumps(request.parameters))
+            writer.text(_dumps(request.parameters))
         if flags & CLIENT:
-            packer.text((request.responder if request.context is None else request.context).client)
-            packer.u64(0 if stream is None else <uint64_t>id(stream))
+            writer.text((request.responder if request.context is None else request.context).client)
+            writer.u64(0 if stream is None else <uint64_t>id(stream))
         if flags & OWNER:
-            packer.text(request.owner.name)
+            writer.text(request.owner.name)
         if flags & ASKED:
-            packer.text(_dumps(request.asked.as_sent()))
+            writer.text(_dumps(request.asked.as_sent()))
         if flags & STREAM:
-            packer.u64(number)
+            writer.u64(number)
         if flags & OUTPUTS:
-            packer.u32(<uint32_t>len(request.outputs))
+            writer.u32(<uint32_t>len(request.outputs))
             for output in request.outputs:
-                packer.text(output.name)
-                packer.u64(<uint64_t>output.class_count)
-                packer.u32(output.shm_region is not None)
+                writer.text(output.name)
+                writer.u64(<uint64_t>output.class_count)
+                writer.u32(output.shm_region is not None)
                 if output.shm_region is not None:
-                    packer.text(output.shm_region)
-                    packer.u64(<uint64_t>output.shm_offset)
-                    packer.u64(<uint64_t>output.shm_byte_size)
-        packer.u32(<uint32_t>len(request.inputs or ()))
+                    writer.text(output.shm_region)
+                    writer.u64(<uint64_t>output.shm_offset)
+                    writer.u64(<uint64_t>output.shm_byte_size)
+        writer.u32(<uint32_t>len(request.inputs or ()))
         for tensor in request.inputs or ():
             if type(tensor) is not Tensor:
                 self.pack_region(tensor)
@@ -244,13 +244,13 @@ cdef class FrontSide(FrontChannel):
 
     def pack_region(self, Tensor tensor not None):
         """Packs an input that lies in a region."""
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         region, offset, size = tensor.place
-        pack_head(packer, tensor)
-        packer.u32(REGION)
-        packer.text(region)
-        packer.u64(offset)
-        packer.u64(size)
+        pack_head(writer, tensor)
+        writer.u32(REGION)
+        writer.text(region)
+        writer.u64(offset)
+        writer.u64(size)
 
     def stream_ended(self, uint64_t number):
         """A stream on which sequences may have begun has ended."""

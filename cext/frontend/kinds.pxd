@@ -1,6 +1,6 @@
 # What the descriptors on the rings between the engine and a front end mean, and their messages.
 #
-# A message is `size` bytes of its own part, written by a Packer, and its tensors' bytes behind it, from the
+# A message is `size` bytes of its own part, written by a MessageWriter, and its tensors' bytes behind it, from the
 # next multiple of ALIGN; `length` bytes in all, at `offset` of the shared memory, in the writer's area.
 #
 #   request    u32 flags (Flag), text model, text version, text id, u64 receive start, u64 receive end (ns of the

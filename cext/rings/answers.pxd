@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from neptrio.rings.given cimport GivenMessage
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
@@ -30,11 +30,11 @@ cdef class AnswerPacker:
     cdef uint64_t outputs_first
     cdef bint measuring
     cdef Sole most
-    cdef int answers(self, Packer packer, list answers, list refers, failed, GivenMessage given) except -1
-    cdef int response(self, Packer packer, response, names, bint sole, list refers, failed,
+    cdef int answers(self, MessageWriter writer, list answers, list refers, failed, GivenMessage given) except -1
+    cdef int response(self, MessageWriter writer, response, names, bint sole, list refers, failed,
                       GivenMessage given) except -1
-    cdef int tensor(self, Packer packer, tensor, bint sole, list refers, GivenMessage given) except -1
-    cdef int strings(self, Packer packer, tensor, WireStrings source) except -1
+    cdef int tensor(self, MessageWriter writer, tensor, bint sole, list refers, GivenMessage given) except -1
+    cdef int strings(self, MessageWriter writer, tensor, WireStrings source) except -1
     cdef int measure(self) except -1
 
-cdef int pack_error(Packer packer, str text, uint32_t code) except -1
+cdef int pack_error(MessageWriter writer, str text, uint32_t code) except -1

@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from neptrio.rings.given cimport GivenMessage, InputBytes
 from neptrio.rings.kinds cimport *
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
@@ -62,70 +62,70 @@ cdef class AnswerPacker:
         self.outputs_first = outputs_first
         self.measure()
 
-    cdef int answers(self, Packer packer, list answers, list refers, failed, GivenMessage given) except -1:
-        packer.u32(<uint32_t>len(answers))
+    cdef int answers(self, MessageWriter writer, list answers, list refers, failed, GivenMessage given) except -1:
+        writer.u32(<uint32_t>len(answers))
         for answer in answers:
             if answer is OPEN_ANSWER:
-                packer.u32(OPEN)
+                writer.u32(OPEN)
             elif answer is RESCHEDULED_ANSWER:
-                packer.u32(RESCHEDULED)
+                writer.u32(RESCHEDULED)
             elif type(answer) is str:
-                pack_error(packer, answer, 1)
+                pack_error(writer, answer, 1)
             else:
-                self.response(packer, answer[0], answer[1], True, refers, failed, given)
+                self.response(writer, answer[0], answer[1], True, refers, failed, given)
         return 0
 
     cdef int measure(self) except -1:
         """Counts the references to answers that nobody else has: what is above is shared. How many there are is a matter
         of the compiler's and the interpreter's version, so it is not written down."""
-        cdef Packer packer = Packer()
-        packer.reset()
+        cdef MessageWriter writer = MessageWriter()
+        writer.reset()
         self.measuring = True
-        self.answers(packer, _specimen(), [], None, None)
+        self.answers(writer, _specimen(), [], None, None)
         self.measuring = False
         return 0
 
-    cdef int response(self, Packer packer, response, names, bint sole, list refers, failed,
+    cdef int response(self, MessageWriter writer, response, names, bint sole, list refers, failed,
                       GivenMessage given) except -1:
         """With `failed`, what cannot be packed becomes an error response; else it is raised."""
-        cdef size_t used = packer.used
-        cdef Py_ssize_t count = packer.count
-        cdef uint64_t data = packer.data
+        cdef size_t used = writer.used
+        cdef Py_ssize_t count = writer.count
+        cdef uint64_t data = writer.data
         cdef uint32_t n = 0
         cdef size_t at
         cdef list tensors
         error = response._error
         parameters = response._parameters
         if error is not None:
-            packer.u32(ERROR)
-            packer.text(_dumps(parameters) if parameters else "")
-            packer.text(error._message)
-            packer.u32(error._code)
+            writer.u32(ERROR)
+            writer.text(_dumps(parameters) if parameters else "")
+            writer.text(error._message)
+            writer.u32(error._code)
             return 0
         try:
             tensors = response._tensors
             if self.measuring:
                 self.most.response, self.most.tensors = Py_REFCNT(response), Py_REFCNT(tensors)
             sole = sole and Py_REFCNT(response) <= self.most.response and Py_REFCNT(tensors) <= self.most.tensors
-            packer.u32(RESPONSE)
-            packer.text(_dumps(parameters) if parameters else "")
-            at = packer.used
-            packer.u32(0)
+            writer.u32(RESPONSE)
+            writer.text(_dumps(parameters) if parameters else "")
+            at = writer.used
+            writer.u32(0)
             for tensor in tensors:
                 if self.measuring:
                     self.most.tensor = Py_REFCNT(tensor)
                 if names is None or tensor._name in names:
-                    self.tensor(packer, tensor, sole and Py_REFCNT(tensor) <= self.most.tensor, refers, given)
+                    self.tensor(writer, tensor, sole and Py_REFCNT(tensor) <= self.most.tensor, refers, given)
                     n += 1
-            packer.patch_u32(at, n)
+            writer.patch_u32(at, n)
         except Exception as problem:
             if failed is None:
                 raise
-            packer.truncate(used, count, data)
-            pack_error(packer, failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
+            writer.truncate(used, count, data)
+            pack_error(writer, failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
         return 0
 
-    cdef int tensor(self, Packer packer, tensor, bint sole, list refers, GivenMessage given) except -1:
+    cdef int tensor(self, MessageWriter writer, tensor, bint sole, list refers, GivenMessage given) except -1:
         cdef int dtype = tensor._dtype
         cdef uint32_t place = HERE
         cdef uint64_t offset
@@ -136,7 +136,7 @@ cdef class AnswerPacker:
         cdef Py_ssize_t refs = self.most.array  # the tensor's, the memoryview's and ours
         array = tensor._array
         if array is None and type(tensor._source) is WireStrings:
-            return self.strings(packer, tensor, tensor._source)
+            return self.strings(writer, tensor, tensor._source)
         if array is None:
             array = tensor.as_numpy()
             sole = True  # it was made for us
@@ -150,7 +150,7 @@ cdef class AnswerPacker:
             view = join_strings(array)
             data = PyBytes_AS_STRING(view)
             size = PyBytes_GET_SIZE(view)
-            packer.held.append(view)
+            writer.held.append(view)
         else:
             wanted = _DTYPES.get(dtype)
             if wanted is None:
@@ -172,28 +172,28 @@ cdef class AnswerPacker:
                 place = GIVEN if inside < self.outputs_first else LENT
                 refers.append(array)
             else:
-                packer.held.append(view)
-        packer.text(tensor._name)
-        packer.u32(dtype)
-        packer.u32(<uint32_t>len(shape))
+                writer.held.append(view)
+        writer.text(tensor._name)
+        writer.u32(dtype)
+        writer.u32(<uint32_t>len(shape))
         for dimension in shape:
-            packer.u64(dimension)
-        packer.u32(place)
-        packer.u64(packer.piece(data, size) if place == HERE else inside)
-        packer.u64(size)
+            writer.u64(dimension)
+        writer.u32(place)
+        writer.u64(writer.piece(data, size) if place == HERE else inside)
+        writer.u64(size)
         return 0
 
 
-    cdef int strings(self, Packer packer, tensor, WireStrings source) except -1:
-        packer.held.append(source)
-        packer.text(tensor._name)
-        packer.u32(STRINGS)
-        packer.u32(<uint32_t>len(source.shape))
+    cdef int strings(self, MessageWriter writer, tensor, WireStrings source) except -1:
+        writer.held.append(source)
+        writer.text(tensor._name)
+        writer.u32(STRINGS)
+        writer.u32(<uint32_t>len(source.shape))
         for dimension in source.shape:
-            packer.u64(dimension)
-        packer.u32(HERE)
-        packer.u64(packer.piece(source.data, source.size))
-        packer.u64(source.size)
+            writer.u64(dimension)
+        writer.u32(HERE)
+        writer.u64(writer.piece(source.data, source.size))
+        writer.u64(source.size)
         return 0
 
 
@@ -222,9 +222,9 @@ cdef bint _exclusive(object array, Py_ssize_t refs, GivenMessage given, Sole* mo
     return False
 
 
-cdef int pack_error(Packer packer, str text, uint32_t code) except -1:
-    packer.u32(ERROR)
-    packer.text("")
-    packer.text(text)
-    packer.u32(code)
+cdef int pack_error(MessageWriter writer, str text, uint32_t code) except -1:
+    writer.u32(ERROR)
+    writer.text("")
+    writer.text(text)
+    writer.u32(code)
     return 0

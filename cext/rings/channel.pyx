@@ -132,7 +132,7 @@ cdef class Channel(MessageReader):
             self.give_up("its index of a ring cannot be")
         while line.waiting and not (self.closed or self.given_up):
             queued = line.waiting[0]
-            if queued.packer is not None and not self.placed(line, queued):
+            if queued.writer is not None and not self.placed(line, queued):
                 return True
             if not self.try_push(line, &queued.entry):
                 return True

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.kinds cimport KEEP_ABOVE, OWN
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Entry, RingEnd, Segment
 
 cdef struct Small:
@@ -18,7 +18,7 @@ cdef class Queued:
     """A descriptor that waits in line: for room in its ring, for those before it, or for its bytes."""
 
     cdef Entry entry
-    cdef Packer packer               # what is still to be copied to where the descriptor says; None: nothing
+    cdef MessageWriter writer               # what is still to be copied to where the descriptor says; None: nothing
     cdef list named                  # what the message names where it lies; None: nothing
 
 cdef class Line:
@@ -39,7 +39,7 @@ cdef class Line:
     cdef int push(self, const Entry* entry) except -2
     cdef int give_back(self, uint64_t offset) except -1
     cdef int push_returns(self) except -2
-    cdef int wait(self, const Entry* entry, Packer packer, list named) except -1
+    cdef int wait(self, const Entry* entry, MessageWriter writer, list named) except -1
     cdef bint reap(self) except -1
     cdef int close(self) except -1
 

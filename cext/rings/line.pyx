@@ -21,7 +21,7 @@ from libc.stdlib cimport free, malloc
 
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.kinds cimport KEEP_ABOVE, RETURN
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Entry, Segment, ring_head, ring_push
 
 from collections import deque
@@ -131,11 +131,11 @@ cdef class Line:
                 break
         return done
 
-    cdef int wait(self, const Entry* entry, Packer packer, list named) except -1:
+    cdef int wait(self, const Entry* entry, MessageWriter writer, list named) except -1:
         """Puts a descriptor in line."""
         cdef Queued queued = Queued.__new__(Queued)
         queued.entry = entry[0]
-        queued.packer = packer
+        queued.writer = writer
         queued.named = named
         self.waiting.append(queued)
         return 0
@@ -167,7 +167,7 @@ cdef class Line:
             kept = &self.small[(self.small_first + self.small_count) % self.small_room]
             self.area.give(kept.offset, kept.size)
         for queued in self.waiting:
-            if queued.packer is None and queued.entry.size and not is_lent(&queued.entry):
+            if queued.writer is None and queued.entry.size and not is_lent(&queued.entry):
                 self.area.give(queued.entry.offset, queued.entry.length)  # has its memory, but no place in the ring
         self.waiting.clear()
         self.returns.clear()

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from neptrio.request.infer_request cimport Tensor
-from neptrio.rings.packet cimport Packer, Reader
+from neptrio.rings.packet cimport MessageWriter, Reader
 
 cdef enum:
     MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
@@ -25,4 +25,4 @@ cdef class MessageReader:
     cdef Tensor head(self)
     cdef str name(self)
 
-cdef int pack_head(Packer packer, Tensor tensor) except -1
+cdef int pack_head(MessageWriter writer, Tensor tensor) except -1

@@ -20,7 +20,7 @@ from libc.string cimport memcmp, memcpy
 
 from neptrio.request.hashed cimport hash_of
 from neptrio.request.infer_request cimport Tensor
-from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32, read_u64
+from neptrio.rings.packet cimport MessageWriter, Reader, read_raw, read_text, read_u32, read_u64
 
 import json
 
@@ -170,7 +170,7 @@ cdef class MessageReader:
         return known
 
 
-cdef int pack_head(Packer packer, Tensor tensor) except -1:
+cdef int pack_head(MessageWriter writer, Tensor tensor) except -1:
     """Writes a tensor's name, datatype and shape. Raises InvalidArgument for more dimensions than head() reads."""
     cdef int64_t dimension
     cdef tuple shape = tensor.shape
@@ -179,11 +179,11 @@ cdef int pack_head(Packer packer, Tensor tensor) except -1:
             f"tensor '{tensor.name}' has {len(shape)} dimensions, expected at most {<int>MOST_DIMENSIONS}")
     if tensor.memory_kind == 2:
         raise Internal(f"tensor '{tensor.name}' lies in GPU memory")
-    packer.text(tensor.name)
-    packer.u32(<uint32_t>tensor.dtype)
-    packer.u32(<uint32_t>len(shape))
+    writer.text(tensor.name)
+    writer.u32(<uint32_t>tensor.dtype)
+    writer.u32(<uint32_t>len(shape))
     for dimension in shape:
-        packer.u64(<uint64_t>dimension)
+        writer.u64(<uint64_t>dimension)
     return 0
 
 

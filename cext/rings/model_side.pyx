@@ -7,7 +7,7 @@ has something to say pushes on the third.
 Rules:
  1. Whose memory a message is, and until when: cext/rings/line, whose accounts this end shares with the server's.
  2. Packing runs Python code (a lazy array, a string's encoding), so other threads may run in between:
-    a Packer is checked out by one of them at a time.
+    a MessageWriter is checked out by one of them at a time.
  3. A push is never given up: it waits for room. A finalizer does not wait (cext/rings/line, rule 4).
  4. Any thread may have to make room in the second thread's ring. To take a descriptor and to put it at the end of `heard`
     is one step: no Python code runs in between, so no two threads change the order. From there, one thread at a time
@@ -25,7 +25,7 @@ from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.given cimport GivenMessage, GivenReader
 from neptrio.rings.kinds cimport *
 from neptrio.rings.line cimport Line
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport (
     Entry,
     RingEnd,
@@ -62,7 +62,7 @@ cdef class ModelSide(GivenReader):
     cdef RingEnd control
     cdef BodyArea area
     cdef AnswerPacker pack
-    cdef Packer packer
+    cdef MessageWriter writer
     # what was taken from the second thread's ring and is not handled yet: the oldest, and the newest. A list of their own, as
     # the methods of Python's containers allocate objects, for which the collector may run, and with it any code (rule 4)
     cdef GivenMessage heard
@@ -220,31 +220,31 @@ cdef class ModelSide(GivenReader):
         entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, 0, length
         self.push(&entry)
 
-    cdef Packer checkout(self):
-        cdef Packer packer = self.packer
-        self.packer = None
-        if packer is None:
-            packer = Packer()
-        packer.reset()
-        return packer
+    cdef MessageWriter checkout(self):
+        cdef MessageWriter writer = self.writer
+        self.writer = None
+        if writer is None:
+            writer = MessageWriter()
+        writer.reset()
+        return writer
 
-    cdef Packer timed(self, int64_t began, int64_t made, int64_t executed, int64_t packed):
+    cdef MessageWriter timed(self, int64_t began, int64_t made, int64_t executed, int64_t packed):
         """Begins what ends a batch."""
-        cdef Packer packer = self.checkout()
-        packer.u64(began)
-        packer.u64(made)
-        packer.u64(executed)
-        packer.u64(packed)
-        return packer
+        cdef MessageWriter writer = self.checkout()
+        writer.u64(began)
+        writer.u64(made)
+        writer.u64(executed)
+        writer.u64(packed)
+        return writer
 
-    cdef int send(self, uint32_t kind, uint64_t id, Packer packer, list refers) except -1:
+    cdef int send(self, uint32_t kind, uint64_t id, MessageWriter writer, list refers) except -1:
         """Sends the packed message. `refers`: what it refers to in the shared memory, None for nothing."""
         cdef Entry entry
         cdef Segment segment = self.segment
         cdef char* target
-        cdef uint64_t total = packer.total()
+        cdef uint64_t total = writer.total()
         self.check()
-        entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>packer.used, id, total
+        entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>writer.used, id, total
         held = self.out.reserve(&entry, refers)
         if held is None:
             self.links.catch_up()
@@ -257,11 +257,11 @@ cdef class ModelSide(GivenReader):
         target = segment.base + (entry.offset if held is not None else 0)
         if total > WITHOUT_GIL:
             with nogil:
-                packer.copy(target)
+                writer.copy(target)
         else:
-            packer.copy(target)
-        packer.reset()
-        self.packer = packer
+            writer.copy(target)
+        writer.reset()
+        self.writer = writer
         if held is None:
             self.links.send_segment(segment.fd, entry.offset & ~OWN, entry.length)
         return self.push(&entry)
@@ -272,39 +272,39 @@ cdef class ModelSide(GivenReader):
 
         `failed(text)` words the error of a response that cannot be sent; `given` is the batch's message.
         """
-        cdef Packer packer = self.timed(began, made, executed, packed)
+        cdef MessageWriter writer = self.timed(began, made, executed, packed)
         cdef list refers = []
-        packer.u32(0)
-        self.pack.answers(packer, answers, refers, failed, given)
-        self.send(RESULT, number, packer, refers or None)
+        writer.u32(0)
+        self.pack.answers(writer, answers, refers, failed, given)
+        self.send(RESULT, number, writer, refers or None)
 
     def failure(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, str text):
         """Sends that a whole batch failed."""
-        cdef Packer packer = self.timed(began, made, executed, packed)
-        packer.u32(1)
-        packer.text(text)
-        self.send(RESULT, number, packer, None)
+        cdef MessageWriter writer = self.timed(began, made, executed, packed)
+        writer.u32(1)
+        writer.text(text)
+        self.send(RESULT, number, writer, None)
 
     def respond(self, uint64_t id, response, names, bint final, uint64_t size, uint64_t handed_over=0):
         """Sends a response of a sender, which the model handed over at that time (0: it does not matter). Raises what a tensor
         that cannot be sent raises."""
-        cdef Packer packer = self.checkout()
+        cdef MessageWriter writer = self.checkout()
         cdef list refers = []
         cdef bint large
-        packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
-        packer.u64(size)
-        packer.u64(handed_over)
+        writer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
+        writer.u64(size)
+        writer.u64(handed_over)
         if response is not None:
-            self.pack.response(packer, response, names, False, refers, None, None)
-        large = packer.total() > OFFER_ABOVE
-        self.send(SEND, id, packer, refers or None)
+            self.pack.response(writer, response, names, False, refers, None, None)
+        large = writer.total() > OFFER_ABOVE
+        self.send(SEND, id, writer, refers or None)
         if large:  # the next one would come before the server and the client had a core for this one
             with nogil:
                 sched_yield()
 
     def call(self, uint64_t key, request, bint decoupled, bint blocking, parent, uint64_t batch):
         """Sends a request to another model."""
-        cdef Packer packer = self.checkout()
+        cdef MessageWriter writer = self.checkout()
         cdef list refers = []
         cdef uint32_t flags = request._flags & (START | END)
         id = request._correlation_id
@@ -316,25 +316,25 @@ cdef class ModelSide(GivenReader):
             flags |= BLOCKING
         if parent is not None:
             flags |= PARENT
-        packer.u32(flags)
-        packer.text(request._model_name)
-        packer.u64(0 if request._model_version < 0 else request._model_version + 1)
-        packer.text(str(request._request_id))
-        packer.u64(<uint64_t>int(request._timeout))
+        writer.u32(flags)
+        writer.text(request._model_name)
+        writer.u64(0 if request._model_version < 0 else request._model_version + 1)
+        writer.text(str(request._request_id))
+        writer.u64(<uint64_t>int(request._timeout))
         if flags & TEXT_ID:
-            packer.text(id)
+            writer.text(id)
         else:
-            packer.u64(id)
-        packer.u64(0 if parent is None else parent)
-        packer.u64(batch)
-        packer.text(_dumps(request._parameters) if request._parameters else "")
-        packer.u32(<uint32_t>len(request._requested_output_names))
+            writer.u64(id)
+        writer.u64(0 if parent is None else parent)
+        writer.u64(batch)
+        writer.text(_dumps(request._parameters) if request._parameters else "")
+        writer.u32(<uint32_t>len(request._requested_output_names))
         for name in request._requested_output_names:
-            packer.text(name)
-        packer.u32(<uint32_t>len(request._inputs))
+            writer.text(name)
+        writer.u32(<uint32_t>len(request._inputs))
         for tensor in request._inputs:
-            self.pack.tensor(packer, tensor, False, refers, None)
-        self.send(CALL, key, packer, refers or None)
+            self.pack.tensor(writer, tensor, False, refers, None)
+        self.send(CALL, key, writer, refers or None)
 
     def empty(self, tuple shape, dtype):
         """An array in this process's half of the shared memory, None when there is no room for it."""

@@ -1,5 +1,5 @@
 # The bytes of a message between the server and a model's process (what they mean: cext/rings/kinds.pxd).
-#   A Packer collects a message in memory of its own and remembers where its tensors' bytes lie; it
+#   A MessageWriter collects a message in memory of its own and remembers where its tensors' bytes lie; it
 #   borrows those until copy() has run, so `held` keeps their owners.
 #   A Reader borrows what it reads, which is always a private copy: see rule 3 of cext/rings/ring.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ cdef struct Piece:
     const char* data
     uint64_t size
 
-cdef class Packer:
+cdef class MessageWriter:
     cdef char* buffer
     cdef size_t room
     cdef readonly size_t used        # bytes of the message's own part

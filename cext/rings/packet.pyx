@@ -18,7 +18,7 @@ cdef extern from "Python.h":
     Py_ssize_t ascii_length "PyUnicode_GET_LENGTH"(object)
 
 
-cdef class Packer:
+cdef class MessageWriter:
     """Collects one message after the other."""
 
     def __cinit__(self):

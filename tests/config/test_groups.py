@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from neptrio.config import groups
-from neptrio.config.groups import Place
+from neptrio.config.groups import Placement
 from neptrio.config.model_config import parse_text
 
 
 @dataclass
 class Made:
     name: str
-    place: Place | None
+    placement: Placement | None
 
 
 def config(text: str) -> Any:
@@ -21,14 +21,14 @@ def config(text: str) -> Any:
 
 
 def made(text: str) -> list[Made]:
-    places = list(groups.places(config(text)))
+    places = list(groups.placements(config(text)))
     return [Made(name, place) for name, place in zip(groups.names(places, ()), places, strict=True)]
 
 
 def change(before: str, after: str) -> tuple[list[str], list[str]]:
     """Names of the instances that come, and of those that go."""
     current = made(before)
-    missing, retired = groups.plan(current, groups.places(config(after)))
+    missing, retired = groups.plan(current, groups.placements(config(after)))
     return groups.names(missing, [m.name for m in current]), [r.name for r in retired]
 
 
@@ -70,5 +70,5 @@ def test_devices() -> None:
 
 
 def test_a_name_that_is_taken_is_not_given_again() -> None:
-    places = list(groups.places(config('instance_group { name: "g" kind: KIND_CPU count: 2 }')))
+    places = list(groups.placements(config('instance_group { name: "g" kind: KIND_CPU count: 2 }')))
     assert groups.names(places, ["g_0", "g_2"]) == ["g_1", "g_3"]

@@ -16,7 +16,7 @@ from neptrio.backends.python.children import Forked
 from neptrio.execution.admission import Admission
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import HEAD, Kind
-from neptrio.frontend.life import Life
+from neptrio.frontend.front_end_session import FrontEndSession
 from neptrio.observe.trace_sampler import Sampler
 from neptrio.service.connections import Connections
 from neptrio.service.request_limits import RequestLimits
@@ -89,7 +89,7 @@ async def nothing(*_: Any) -> None:
     pass
 
 
-def life_of(written: bytes) -> tuple[Life, Template]:
+def session_of(written: bytes) -> tuple[FrontEndSession, Template]:
     template = Template(written)
     ignore = lambda *_: None  # noqa: E731
     services: Any = SimpleNamespace(
@@ -112,7 +112,7 @@ def life_of(written: bytes) -> tuple[Life, Template]:
         counts=SimpleNamespace(absent=ignore),
         verbs=SimpleNamespace(services=services, app=nothing, http_policy=None),
     )
-    return Life(fronts, 0), template
+    return FrontEndSession(fronts, 0), template
 
 
 @pytest.mark.parametrize("what", WRITTEN)
@@ -120,10 +120,10 @@ def test_what_cannot_be(what: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "neptrio.frontend"):
 
         async def run() -> None:
-            life, template = life_of(WRITTEN[what])
+            session, template = session_of(WRITTEN[what])
             with trio.fail_after(60):
-                await life.run()
-            assert life.ended
+                await session.run()
+            assert session.ended
             template.sock.close()
             assert template.process.wait(60) is not None
 

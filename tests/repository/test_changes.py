@@ -13,7 +13,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.frontend.model_table import ModelTable
-from neptrio.repository import lifecycle
+from neptrio.repository import version_states
 from neptrio.repository.notifier import REMEMBERED
 from tests.client.test_ensembles import ENSEMBLE
 from tests.support.control import CONFIG
@@ -47,7 +47,7 @@ class Looked:
         """Checks both against everything. On the server's thread."""
         catalog = self._catalog
         assert catalog.all_ready() == all(
-            lifecycle.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
+            version_states.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
             for record in catalog.records.values()
             for row in record.rows.values()
         )

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from neptrio.repository import loader as loader_module
-from neptrio.repository.loader import Loader
+from neptrio.repository import model_builder
+from neptrio.repository.model_builder import ModelBuilder
 from neptrio.repository.override import LoadParameters
-from neptrio.repository.places import Places
+from neptrio.repository.repositories import Repositories
 from neptrio.settings import Settings
 from tests.support import onnx_models
 from tests.support.configs import configurations
@@ -361,7 +361,7 @@ def test_a_configuration_that_changes_while_it_is_read(
 ) -> None:
     """Half of a file is read first; then the writer goes on."""
     folder = write_model(tmp_path, "m", identity_config()[:40])
-    read = loader_module.model_config.read
+    read = model_builder.model_config.read
     reads = []
 
     def reading(*arguments: Any) -> Any:
@@ -372,10 +372,10 @@ def test_a_configuration_that_changes_while_it_is_read(
             if len(reads) == 1:
                 (folder / "config.pbtxt").write_text(identity_config(max_batch_size=4))
 
-    monkeypatch.setattr(loader_module.model_config, "read", reading)
-    loader = Loader.__new__(Loader)
+    monkeypatch.setattr(model_builder.model_config, "read", reading)
+    loader = ModelBuilder.__new__(ModelBuilder)
     loader._settings = Settings(model_repository=(tmp_path,))
-    loader._places = Places(loader._settings)
+    loader._repositories = Repositories(loader._settings)
     found = loader._find("m", LoadParameters(), None)
     assert len(reads) == 2 and found.source.config.max_batch_size == 4
 

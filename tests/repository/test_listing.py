@@ -24,7 +24,7 @@ def held(tmp_path: Path) -> Iterator[tuple[EmbeddedServer, threading.Event, thre
     write_model(tmp_path, "m", identity_config())
     begun, go_on = threading.Event(), threading.Event()
     with EmbeddedServer(tmp_path) as server:
-        places = server.server.repository.places
+        places = server.server.repository.repositories
         listing = places.names
 
         def slow(*names: str) -> Any:
@@ -72,7 +72,7 @@ def test_failed_loads_list_nothing_on_the_trio_thread(tmp_path: Path) -> None:
     write_model(tmp_path, "typing", 'backend: "identity" max_batch_size: ')
     write_model(tmp_path, "broken", 'backend: "nonesuch"')
     with EmbeddedServer(tmp_path, exit_on_error=False, model_control_mode="explicit") as server:
-        places = server.server.repository.places
+        places = server.server.repository.repositories
         listing, looking = places.names, places.folders
         threads: list[int] = []
 

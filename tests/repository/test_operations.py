@@ -19,11 +19,11 @@ import trio.testing
 from neptrio.config.model_config import ConfigSource, parse_text
 from neptrio.errors import TritonError
 from neptrio.observe.counters import ModelCounters
-from neptrio.repository import lifecycle
-from neptrio.repository.lifecycle import State
-from neptrio.repository.loader import Found, PollFailure
+from neptrio.repository import version_states
 from neptrio.repository.manager import RepositoryManager
+from neptrio.repository.model_builder import Found, PollFailure
 from neptrio.repository.override import LoadParameters
+from neptrio.repository.version_states import State
 from neptrio.settings import Settings
 
 STEPS = "".join(f'step {{ model_name: "{name}" }} ' for name in ("a", "b"))
@@ -106,7 +106,7 @@ async def play(
     settings = Settings(model_repository=(tmp_path,), model_control_mode="explicit")
     manager = RepositoryManager(settings, None, None, lambda _: None)  # type: ignore[arg-type]
     fake = FakeLoader(chance)
-    manager.loading.loader = fake  # type: ignore[assignment]
+    manager.loads.builder = fake  # type: ignore[assignment]
     manager.withdrawal.give_back = lambda with_cycles: None
     errors: list[str] = []
 
@@ -159,7 +159,7 @@ def check(
         assert {"a", "b"} <= serving, "an ensemble serves with its steps' models only"
     for error in errors:
         assert (
-            error == lifecycle.OUTDATED
+            error == version_states.OUTDATED
             or "not available or ambiguous" in error
             or (failing and "broken" in error)
         ), error
@@ -205,12 +205,12 @@ def test_a_load_that_fails_at_the_moment_it_is_outdated_says_that_it_is(
                 manager.withdrawal.unload(name, False)
                 raise failure
 
-        manager.loading.loader = Failing(random.Random(0))  # type: ignore[assignment]
+        manager.loads.builder = Failing(random.Random(0))  # type: ignore[assignment]
         async with trio.open_nursery() as core:
             await core.start(manager.run)
             with pytest.raises(TritonError) as outcome:
                 await manager.load("a", {})
-            assert str(outcome.value) == lifecycle.OUTDATED
+            assert str(outcome.value) == version_states.OUTDATED
             core.cancel_scope.cancel()
 
     trio.run(main)

@@ -15,7 +15,7 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2
 
 import neptrio
-from neptrio.repository import loading
+from neptrio.repository import loads
 from tests.repository.test_hostile import PYTHON, WAITING, writer
 from tests.support.control import infer, load, post, progress, refused
 from tests.support.repository import identity_config, write_model
@@ -118,7 +118,7 @@ def test_load_times_in_the_index(tmp_path: Path) -> None:
 def test_a_load_that_takes_long_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loading, "SLOW_SECONDS", 1e-9)  # it is always too late to wait
+    monkeypatch.setattr(loads, "SLOW_SECONDS", 1e-9)  # it is always too late to wait
     said = threading.Event()
 
     class Heard(logging.Handler):

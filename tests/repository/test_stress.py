@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.repository.lifecycle import OUTDATED
+from neptrio.repository.version_states import OUTDATED
 from tests.client.test_ensembles import ENSEMBLE
 from tests.repository.test_swap import EXPLICIT, Storm, touch
 from tests.support.control import CONFIG, infer, rows, settled

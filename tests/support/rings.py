@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import triton_python_backend_utils as utils
-from neptrio.backends.python.life import PLAIN_LIBRARY
+from neptrio.backends.python.process_session import PLAIN_LIBRARY
 from neptrio.backends.python.ring_sender import Layout
 from neptrio.backends.python.ring_server import ServerSide
 from neptrio.errors import Internal, Reason

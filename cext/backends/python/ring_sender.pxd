@@ -8,7 +8,7 @@ from neptrio.loop.mailbox cimport WorkItem
 from neptrio.request.infer_request cimport InferRequest, Tensor
 from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.line cimport Line, Queued
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.slab cimport Block
 
 cdef class BatchUnderWay:
@@ -25,17 +25,17 @@ cdef class MessageCopy(WorkItem):
 
     cdef RingSender end
     cdef Queued queued
-    cdef Packer packer
+    cdef MessageWriter writer
     cdef char* target
 
 cdef class RingSender(AnswerReader):
     cdef Line work                   # to the process's main thread
     cdef Line control                # to its second thread
-    cdef Packer packer
+    cdef MessageWriter writer
     cdef BodyArea received_into      # where large bodies are received
     cdef object host
     cdef readonly dict batches       # number -> BatchUnderWay, in the order in which they began  # type: dict[int, BatchUnderWay]
     cdef uint64_t number
-    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, BatchUnderWay under_way, mailbox) except -1
-    cdef int pack_request(self, Packer packer, InferRequest request, BatchUnderWay under_way) except -1
+    cdef int send(self, Line line, uint32_t kind, uint64_t id, MessageWriter writer, BatchUnderWay under_way, mailbox) except -1
+    cdef int pack_request(self, MessageWriter writer, InferRequest request, BatchUnderWay under_way) except -1
     cdef bint fit(self, Tensor tensor) noexcept

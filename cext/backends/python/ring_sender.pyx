@@ -1,4 +1,4 @@
-"""What the server says to one life of a model's process: descriptors on its rings, messages in its memory.
+"""What the server says to one session of a model's process: descriptors on its rings, messages in its memory.
 
 Rules:
  1. Everything here runs on the trio thread. The one exception is a MessageCopy's copy, which an instance
@@ -20,7 +20,7 @@ from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.kinds cimport *
 from neptrio.rings.line cimport Line, Queued
 from neptrio.rings.message cimport pack_head
-from neptrio.rings.packet cimport Packer
+from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Entry, Segment, ring_bytes, ring_wake
 
 import json
@@ -61,13 +61,13 @@ cdef class MessageCopy(WorkItem):
     """See ring_sender.pxd."""
 
     cpdef object execute(self):
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef char* target = self.target
         with nogil:
-            packer.copy_offering(target)
+            writer.copy_offering(target)
 
     cpdef object deliver(self):
-        self.packer = self.queued.packer = None
+        self.writer = self.queued.writer = None
         if self.end.look():
             self.end.host.lag()
 
@@ -82,7 +82,7 @@ cdef class RingSender(AnswerReader):
         self.control = self.out = self.line(layout.control, layout.control_entries, host.lag, host.lag)
         self.received_into = BodyArea(segment, layout.bodies, layout.outputs - layout.bodies)
         self.host = host
-        self.packer = Packer()
+        self.writer = MessageWriter()
         self.batches = {}
 
     def violated(self, why):
@@ -131,15 +131,15 @@ cdef class RingSender(AnswerReader):
                     return True
         return False
 
-    cdef int send(self, Line line, uint32_t kind, uint64_t id, Packer packer, BatchUnderWay under_way, mailbox) except -1:
+    cdef int send(self, Line line, uint32_t kind, uint64_t id, MessageWriter writer, BatchUnderWay under_way, mailbox) except -1:
         """Sends the packed message; what is large is copied by the thread behind `mailbox`."""
         cdef Entry entry
         cdef MessageCopy copy
         cdef Segment segment = self.segment
         cdef char* target
-        cdef uint64_t total = packer.total()
+        cdef uint64_t total = writer.total()
         cdef list bodies = None if under_way is None else under_way.bodies
-        entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>packer.used, id, total
+        entry.kind, entry.size, entry.id, entry.length = kind, <uint32_t>writer.used, id, total
         held = line.reserve(&entry, bodies)
         if held is not None:
             target = segment.base + entry.offset
@@ -153,13 +153,13 @@ cdef class RingSender(AnswerReader):
             self.lent[entry.offset] = segment, bodies
             self.host.send_segment(segment, self.number)
         if total > COPY_ON_LOOP and mailbox is not None:
-            line.wait(&entry, packer, None)
+            line.wait(&entry, writer, None)
             copy = MessageCopy()
             copy.end = self
             copy.queued = line.waiting[len(line.waiting) - 1]
-            copy.packer = packer
+            copy.writer = writer
             copy.target = target
-            self.packer = Packer()
+            self.writer = MessageWriter()
             try:
                 mailbox.submit(copy)
             except BaseException:
@@ -167,11 +167,11 @@ cdef class RingSender(AnswerReader):
                 self.lent.pop(entry.offset, None)
                 raise
             return 0
-        packer.copy(target)
-        packer.reset()  # not only before the next message, which may come late: it holds the tensors
+        writer.copy(target)
+        writer.reset()  # not only before the next message, which may come late: it holds the tensors
         return self.push(line, &entry)
 
-    cdef int pack_request(self, Packer packer, InferRequest request, BatchUnderWay under_way) except -1:
+    cdef int pack_request(self, MessageWriter writer, InferRequest request, BatchUnderWay under_way) except -1:
         cdef Tensor tensor
         cdef RequestedOutput output
         cdef uint32_t flags = 0
@@ -191,35 +191,35 @@ cdef class RingSender(AnswerReader):
             context = request.trace.context()
             if context is not None:
                 flags |= CONTEXT
-        packer.u32(flags)
-        packer.u32(<uint32_t>len(request.inputs))
-        packer.u64(request.timeout_us)
+        writer.u32(flags)
+        writer.u32(<uint32_t>len(request.inputs))
+        writer.u64(request.timeout_us)
         if flags & TEXT_ID:
-            packer.text(request.sequence_id)
+            writer.text(request.sequence_id)
         else:
-            packer.u64(request.sequence_id)
-        packer.text(request.id)
+            writer.u64(request.sequence_id)
+        writer.text(request.id)
         if context is not None:
-            packer.text(context)
+            writer.text(context)
         if flags & PARAMETERS:
-            packer.text(_dumps(request.parameters))
+            writer.text(_dumps(request.parameters))
         if flags & NAMES:
             state = request.model.state_outputs
-            packer.u32(<uint32_t>(len(request.outputs) + len(state)))
-            packer.u32(<uint32_t>len(state))
+            writer.u32(<uint32_t>(len(request.outputs) + len(state)))
+            writer.u32(<uint32_t>len(state))
             for output in request.outputs:
-                packer.text(output.name)
+                writer.text(output.name)
             for name in state:
-                packer.text(name)
+                writer.text(name)
         for tensor in request.inputs:
             if self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
-                pack_tensor(packer, tensor, tensor.ptr - self.segment.base)
+                pack_tensor(writer, tensor, tensor.ptr - self.segment.base)
                 self.in_place += tensor.nbytes
                 if under_way.bodies is None:
                     under_way.bodies = []
                 under_way.bodies.append(tensor)
             else:
-                pack_tensor(packer, tensor, 0)
+                pack_tensor(writer, tensor, 0)
                 self.copied += tensor.nbytes
         return 0
 
@@ -230,15 +230,15 @@ cdef class RingSender(AnswerReader):
 
     def sequence_ended(self, sequence_id, str reason):
         """Sends the end of a sequence, in line with the batches."""
-        cdef Packer packer = self.packer
-        packer.reset()
-        packer.u32(1 if isinstance(sequence_id, str) else 0)
+        cdef MessageWriter writer = self.writer
+        writer.reset()
+        writer.u32(1 if isinstance(sequence_id, str) else 0)
         if isinstance(sequence_id, str):
-            packer.text(sequence_id)
+            writer.text(sequence_id)
         else:
-            packer.u64(sequence_id)
-        packer.text(reason)
-        self.send(self.work, SEQUENCE_END, 0, packer, None, None)
+            writer.u64(sequence_id)
+        writer.text(reason)
+        self.send(self.work, SEQUENCE_END, 0, writer, None, None)
 
     def look_at_socket(self):
         """Has the main thread look at what came over the socket."""
@@ -247,36 +247,36 @@ cdef class RingSender(AnswerReader):
     def respond(self, uint64_t key, InferResponse response, bint final, bint waits, dict numbers):
         # type: (..., InferResponse | None, ..., ..., ...) -> None
         """Sends a response of another model. `waits`: the process's main thread does nothing else."""
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef Tensor tensor
         if self.closed or self.given_up:
             return
-        packer.reset()
-        packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
+        writer.reset()
+        writer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
         if response is not None:
-            packer.u32(ERROR if response.error is not None else RESPONSE)
-            packer.text(_dumps(response.parameters) if response.parameters else "")
+            writer.u32(ERROR if response.error is not None else RESPONSE)
+            writer.text(_dumps(response.parameters) if response.parameters else "")
             if response.error is not None:
-                packer.text(str(response.error))
-                packer.u32(numbers.get(response.error.code, 0))
+                writer.text(str(response.error))
+                writer.u32(numbers.get(response.error.code, 0))
             else:
-                packer.u32(<uint32_t>len(response.outputs or ()))
+                writer.u32(<uint32_t>len(response.outputs or ()))
                 for tensor in response.outputs or ():
-                    pack_tensor(packer, tensor, 0)
+                    pack_tensor(writer, tensor, 0)
                     self.copied += tensor.nbytes
-        self.send(self.work if waits else self.control, ANSWER if waits else CALL_RESPONSE, key, packer, None, None)
+        self.send(self.work if waits else self.control, ANSWER if waits else CALL_RESPONSE, key, writer, None, None)
 
     def return_memory(self, uint64_t offset):
         """Returns a message's memory, for tests."""
         self.control.give_back(offset)
 
 
-cdef int pack_tensor(Packer packer, Tensor tensor, uint64_t placed) except -1:
+cdef int pack_tensor(MessageWriter writer, Tensor tensor, uint64_t placed) except -1:
     """`placed`: where in the shared memory its bytes lie already, 0 where they are to be copied behind the message."""
-    pack_head(packer, tensor)
-    packer.u32(GIVEN if placed else HERE)
-    packer.u64(placed if placed else packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
-    packer.u64(<uint64_t>tensor.nbytes)
+    pack_head(writer, tensor)
+    writer.u32(GIVEN if placed else HERE)
+    writer.u64(placed if placed else writer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
+    writer.u64(<uint64_t>tensor.nbytes)
     if not placed:
-        packer.held.append(tensor)
+        writer.held.append(tensor)
     return 0

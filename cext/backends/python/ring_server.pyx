@@ -1,4 +1,4 @@
-"""The server's end of the rings to one life of a model's process.
+"""The server's end of the rings to one session of a model's process.
 
 The trio thread packs a batch into the shared memory and pushes its descriptor; when the bell rings
 it takes what the process pushed, checks it, and answers. No thread stands between: a small batch
@@ -26,7 +26,7 @@ from neptrio.request.infer_request cimport (
 )
 from neptrio.rings.channel cimport Channel
 from neptrio.rings.kinds cimport *
-from neptrio.rings.packet cimport Packer, Reader, read_text, read_u32, read_u64
+from neptrio.rings.packet cimport MessageWriter, Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry, Segment, ring_head
 
 from neptrio.backends.python.convert import known, tell_of
@@ -88,7 +88,7 @@ cdef class ServerSide(RingSender):
     cdef int send_batch(self, Batch batch) except -1:
         cdef InferRequest request
         cdef OnCancel on_cancel
-        cdef Packer packer = self.packer
+        cdef MessageWriter writer = self.writer
         cdef BatchUnderWay under_way = BatchUnderWay()
         cdef Py_ssize_t i = 0, n = len(batch.requests)
         cdef uint64_t number
@@ -97,10 +97,10 @@ cdef class ServerSide(RingSender):
         number = self.number
         under_way.batch = batch
         under_way.begun = batch.compute_start = now_ns()  # a sender may answer before the batch is back
-        packer.reset()
-        packer.u32(<uint32_t>n)
+        writer.reset()
+        writer.u32(<uint32_t>n)
         for request in batch.requests:
-            self.pack_request(packer, request, under_way)
+            self.pack_request(writer, request, under_way)
         self.batches[number] = under_way
         for request in batch.requests:
             on_cancel = OnCancel.__new__(OnCancel)
@@ -113,10 +113,10 @@ cdef class ServerSide(RingSender):
                 cancelled.append(on_cancel)
             i += 1
         try:
-            self.send(self.work, BATCH, number, packer, under_way, batch.instance.mailbox)
+            self.send(self.work, BATCH, number, writer, under_way, batch.instance.mailbox)
         except BaseException:
             del self.batches[number]
-            packer.reset()
+            writer.reset()
             raise
         if cancelled is not None:
             for on_cancel in cancelled:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from neptrio.config.problem import ERROR
     from neptrio.errors import TritonError, Unavailable
     from neptrio.repository.check import Checker
-    from neptrio.repository.places import Places
+    from neptrio.repository.repositories import Repositories
     from neptrio.settings import Settings
 
     backends: dict[str, dict[str, str]] = {}
@@ -62,13 +62,13 @@ def run(options: argparse.Namespace) -> int:
             disable_auto_complete_config=options.disable_auto_complete_config,
             follow_external_links=options.follow_external_links,
         )
-        with contextlib.closing(Places(settings)) as places:
-            places.refresh()
-            if places.problems:
-                raise Unavailable("; ".join(places.problems))
-            checker = Checker(settings, here=False, places=places)
+        with contextlib.closing(Repositories(settings)) as repositories:
+            repositories.refresh()
+            if repositories.problems:
+                raise Unavailable("; ".join(repositories.problems))
+            checker = Checker(settings, here=False, repositories=repositories)
             models = [checker.model(name) for name in options.model] if options.model else checker.all()
-            shown = places.shown
+            shown = repositories.shown
     except (TritonError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where one instance is to run: its group (a ModelInstanceGroup), its kind and its device."""
 
     group: Any
@@ -38,7 +38,7 @@ class Place:
         return plain.SerializeToString(deterministic=True), self.kind, self.device
 
 
-def places(config: Any) -> Iterator[Place]:
+def placements(config: Any) -> Iterator[Placement]:
     """One place for each instance of a completed configuration, group by group."""
     for group in config.instance_group:
         if group.passive:
@@ -46,7 +46,7 @@ def places(config: Any) -> Iterator[Place]:
         kind = KINDS.get(group.kind, "CPU")
         for device in list(group.gpus) or [0] if kind == "GPU" else [0]:
             for index in range(group.count):
-                yield Place(group, kind, device, index)
+                yield Placement(group, kind, device, index)
 
 
 def take_over(config: Any, other: Any) -> None:
@@ -67,20 +67,20 @@ def reset(config: Any, other: Any) -> Any:
 class Placed(Protocol):
     """What plan() needs to know of an instance."""
 
-    place: Place | None
+    placement: Placement | None
 
 
 P = TypeVar("P", bound=Placed)
 
 
-def plan(current: Sequence[P], wanted: Iterable[Place]) -> tuple[list[Place], list[P]]:
+def plan(current: Sequence[P], wanted: Iterable[Placement]) -> tuple[list[Placement], list[P]]:
     """What a change of the groups means: (places that need a new instance, instances to retire).
 
     When there are more instances than places, the youngest are retired.
     """
     left: dict[Any, list[P]] = {}
     for instance in current:
-        left.setdefault(instance.place.key if instance.place else None, []).append(instance)
+        left.setdefault(instance.placement.key if instance.placement else None, []).append(instance)
     missing = []
     for place in wanted:
         same = left.get(place.key)
@@ -92,7 +92,7 @@ def plan(current: Sequence[P], wanted: Iterable[Place]) -> tuple[list[Place], li
     return missing, [instance for instance in current if id(instance) in surplus]
 
 
-def names(missing: Iterable[Place], taken: Iterable[str]) -> list[str]:
+def names(missing: Iterable[Placement], taken: Iterable[str]) -> list[str]:
     """A name for each place: the group's name and the lowest number that makes a name not in `taken`."""
     used = set(taken)
     found = []

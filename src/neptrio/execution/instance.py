@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from neptrio.config.groups import Place
+from neptrio.config.groups import Placement
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.input_fetch import InputFetch
@@ -78,7 +78,7 @@ class Instance(InstanceCore):
     ) -> None:
         super().__init__(name, model, backend, completions, pool)
         self.awaiting_grant: deque[Batch] = deque()
-        self.place: Place | None = None  # which instance group and device it was made for
+        self.placement: Placement | None = None  # which instance group and device it was made for
         self.kept = False  # it is retired, but live sequences keep it
         self.stopping = False
         self._thread = threads.make(self.mailbox.run, name=f"instance-{name}")

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from neptrio.errors import raise_it
-from neptrio.frontend.turns import OwnTurn
+from neptrio.frontend.connection_balance import ConnectionBalance
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service.auth_config import AuthConfig
 from neptrio.service.connections import Connections
@@ -40,17 +40,19 @@ class FrontClients(Clients):
 class FrontConnections(Connections):
     """The connections of a front end. Whether there are too many in all, the engine decides."""
 
-    turn: OwnTurn
+    balance: ConnectionBalance
 
-    def __init__(self, ask: bool, left: Callable[[str], None], descriptors: int, turn: OwnTurn) -> None:
+    def __init__(
+        self, ask: bool, left: Callable[[str], None], descriptors: int, balance: ConnectionBalance
+    ) -> None:
         """`ask`: there are limits, so ask_for_one() and answer() are called before each enter(). `left`: tells the engine of
-        an end. `turn` is told how many there are."""
+        an end. `balance` is told how many there are."""
         super().__init__(descriptors=descriptors)
         self.ask = ask
         self._left = left
         self._answer = ""
         self._asked = 0
-        self.turn = turn
+        self.balance = balance
 
     def ask_for_one(self) -> None:
         """The engine is asked to let one in that was accepted."""
@@ -79,7 +81,7 @@ class FrontConnections(Connections):
         self._tell()
 
     def _tell(self) -> None:
-        self.turn.has(self._asked + self.open)
+        self.balance.has(self._asked + self.open)
 
 
 class ClientsOfFront:

@@ -1,4 +1,4 @@
-"""The engine's side: starts front ends, restarts those that end, and drains them. Each of their processes is a Life.
+"""The engine's side: starts front ends, restarts those that end, and drains them. Each of their processes is a FrontEndSession.
 
 Rules:
  1. For a front end that has ended another is started after a pause that doubles, up to LONGEST_PAUSE; one that lived for
@@ -21,11 +21,11 @@ import trio
 
 from neptrio.backends.python.template import SUPPORTED as CAN_CLONE
 from neptrio.errors import Internal, Unsupported
+from neptrio.frontend.connection_balance import ConnectionCounts
 from neptrio.frontend.frames import Kind
-from neptrio.frontend.life import START_SECONDS, Life
+from neptrio.frontend.front_end_session import START_SECONDS, FrontEndSession
 from neptrio.frontend.model_table import ModelTable
 from neptrio.frontend.template import Template
-from neptrio.frontend.turns import Counts
 from neptrio.frontend.verbs import ForwardedVerbs
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.observe.front_ends import FrontEndRow
@@ -63,8 +63,8 @@ class FrontEnds:
         address = str(http.getsockname()[0]) if http is not None else ""
         self.verbs = ForwardedVerbs(services, verbs, address, self.announce)
         self.template = Template(services.settings)
-        self.counts, self._counts_descriptor = Counts.create(services.settings.frontends)
-        self._lives: list[Life | None] = [None] * services.settings.frontends
+        self.counts, self._counts_descriptor = ConnectionCounts.create(services.settings.frontends)
+        self._sessions: list[FrontEndSession | None] = [None] * services.settings.frontends
         self._restarts = [0] * services.settings.frontends
         looks_ns = granted_ns(services.settings.busy_poll_us)
         self.busy_poll = BusyPoll(looks_ns, self._nothing_under_way)
@@ -81,7 +81,7 @@ class FrontEnds:
 
     def _nothing_under_way(self) -> bool:
         """Whoever has answered everything expects the next request."""
-        return not any(life.end.under_way for life in self._lives if life is not None)
+        return not any(session.end.under_way for session in self._sessions if session is not None)
 
     def passed(self) -> list[int]:
         """What every front end is given: the table of connections and the listening sockets, as descriptors."""
@@ -115,15 +115,15 @@ class FrontEnds:
         self._clients = clients
         self._generation += 1
         table = self._table(models)
-        for life in self._lives:
-            if life is not None and not life.ended and life.knows_models:
-                self._send(life, news, table)
+        for session in self._sessions:
+            if session is not None and not session.ended and session.knows_models:
+                self._send(session, news, table)
 
-    def tell(self, life: Life) -> None:
+    def tell(self, session: FrontEndSession) -> None:
         """Sends everything to a front end that starts."""
         self._renew()
-        life.knows_models = True
-        self._send(life, self._clients, self._table(None))
+        session.knows_models = True
+        self._send(session, self._clients, self._table(None))
 
     def _table(self, models: list[str] | None) -> bytes:
         """The settings and these models, None: all that serve, in place of what was known."""
@@ -131,22 +131,22 @@ class FrontEnds:
         document = self._models.document(models)
         return b'{"whole":%b,"settings":%b,"models":%b}' % (whole, self._settings, document)
 
-    def _send(self, life: Life, clients: AuthConfig | None, table: bytes) -> None:
+    def _send(self, session: FrontEndSession, clients: AuthConfig | None, table: bytes) -> None:
         if clients is not None:
-            life.frames.send(Kind.CLIENTS, 0, pickle.dumps(clients))
-        life.frames.send(Kind.TABLE, self._generation, table)
+            session.frames.send(Kind.CLIENTS, 0, pickle.dumps(clients))
+        session.frames.send(Kind.TABLE, self._generation, table)
 
     def press(self) -> None:
         """There is no room for connections: front ends let idle ones end soon."""
-        for life in self._lives:
-            if life is not None and not life.ended:
-                life.frames.send(Kind.PRESSED)
+        for session in self._sessions:
+            if session is not None and not session.ended:
+                session.frames.send(Kind.PRESSED)
 
     def reopen(self) -> None:
         """Has front ends open the log's file again."""
-        for life in self._lives:
-            if life is not None and not life.ended:
-                life.frames.send(Kind.REOPEN)
+        for session in self._sessions:
+            if session is not None and not session.ended:
+                session.frames.send(Kind.REOPEN)
 
     async def announce(self) -> None:
         """Returns when every front end knows the models, settings and clients that there are now."""
@@ -155,15 +155,18 @@ class FrontEnds:
         with trio.move_on_after(ANNOUNCE_SECONDS):
             while self._behind(generation):
                 await self._changed.wait()
-        for life in self._behind(generation):
-            life.violated(f"it has not taken what changed within {ANNOUNCE_SECONDS:g} s")
+        for session in self._behind(generation):
+            session.violated(f"it has not taken what changed within {ANNOUNCE_SECONDS:g} s")
 
-    def _behind(self, generation: int) -> list[Life]:
+    def _behind(self, generation: int) -> list[FrontEndSession]:
         """Those that serve and do not use that table yet."""
         return [
-            life
-            for life in self._lives
-            if life is not None and life.ready.is_set() and not life.ended and life.known < generation
+            session
+            for session in self._sessions
+            if session is not None
+            and session.ready.is_set()
+            and not session.ended
+            and session.known < generation
         ]
 
     async def _watch(self) -> None:
@@ -172,13 +175,13 @@ class FrontEnds:
         while True:
             seen = notifier.notified
             self._renew()
-            for life in self._lives:
-                if life is not None and not life.ended:
-                    life.end.look()
+            for session in self._sessions:
+                if session is not None and not session.ended:
+                    session.end.look()
             with trio.move_on_after(LOOK_SECONDS):
                 await notifier.wait(seen)
 
-    # ------------------------------------------------------------ their lives
+    # ------------------------------------------------------------ their sessions
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Starts the front ends, and keeps as many until it is cancelled or drain() has ended them."""
@@ -186,10 +189,12 @@ class FrontEnds:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.verbs.load)
                 nursery.start_soon(self._watch)
-                for number in range(len(self._lives)):
+                for number in range(len(self._sessions)):
                     nursery.start_soon(self._keep, number)
                 with trio.move_on_after(START_SECONDS) as scope:
-                    while not all(life is not None and life.ready.is_set() for life in self._lives):
+                    while not all(
+                        session is not None and session.ready.is_set() for session in self._sessions
+                    ):
                         await self._changed.wait()
                 if scope.cancelled_caught:
                     raise Internal(f"the front ends did not start within {START_SECONDS:g} s")
@@ -213,9 +218,9 @@ class FrontEnds:
             begun = time.monotonic()
             what = "cannot be started"
             try:
-                life = self._lives[number] = Life(self, number)
-                await life.run()
-                what = f"(process {life.pid}) has ended"
+                session = self._sessions[number] = FrontEndSession(self, number)
+                await session.run()
+                what = f"(process {session.pid}) has ended"
             except OSError as error:
                 what += f": {error}"
             self.changed()
@@ -228,46 +233,48 @@ class FrontEnds:
                 await self._draining.wait()
             pause = min(2 * pause, LONGEST_PAUSE)
             self._restarts[number] += 1
-        self._lives[number] = None
+        self._sessions[number] = None
         self.changed()
 
     @property
     def connections(self) -> int:
         """How many connections are open, as of the last rows."""
         return sum(
-            life.row.get("connections", 0) for life in self._lives if life is not None and not life.ended
+            session.row.get("connections", 0)
+            for session in self._sessions
+            if session is not None and not session.ended
         )
 
     async def count(self) -> None:
         """Returns when `connections` is true as of this call or later."""
         self._questions += 1
         question = self._questions
-        lives = [life for life in self._lives if life is not None and life.ready.is_set()]
-        for life in lives:
-            life.frames.send(Kind.ASK, question)
-        while any(not life.ended and life.told < question for life in lives):
+        sessions = [session for session in self._sessions if session is not None and session.ready.is_set()]
+        for session in sessions:
+            session.frames.send(Kind.ASK, question)
+        while any(not session.ended and session.told < question for session in sessions):
             await self._changed.wait()
 
     def rows(self) -> list[FrontEndRow]:
         """A row for each front end that runs."""
-        return [self._row(life) for life in self._lives if life is not None and not life.ended]
+        return [self._row(session) for session in self._sessions if session is not None and not session.ended]
 
-    def _row(self, life: Life) -> FrontEndRow:
-        told = life.row
-        resident, seconds = use(life.pid)
+    def _row(self, session: FrontEndSession) -> FrontEndRow:
+        told = session.row
+        resident, seconds = use(session.pid)
         return FrontEndRow(
-            number=life.number,
-            pid=life.pid,
-            restarts=self._restarts[life.number],
+            number=session.number,
+            pid=session.pid,
+            restarts=self._restarts[session.number],
             connections=told.get("connections", 0),
             requests=told.get("requests", 0),
             under_way=told.get("under_way", 0),
             held_bytes=told.get("held_bytes", 0),
             shared_bytes=told.get("shared_bytes", 0),
-            wakes=life.end.wakes,
+            wakes=session.end.wakes,
             resident_bytes=resident,
             cpu_seconds=seconds,
-            lag_cumulative=life.lag,
+            lag_cumulative=session.lag,
             lag_count=told.get("lag_count", 0),
             lag_sum_ns=told.get("lag_sum_ns", 0),
         )
@@ -277,8 +284,8 @@ class FrontEnds:
         self._draining.set()
         for listener in self._listeners:
             listener.close()
-        for life in self._lives:
-            if life is not None:
-                life.frames.send(Kind.DRAIN)
-        while any(life is not None for life in self._lives):
+        for session in self._sessions:
+            if session is not None:
+                session.frames.send(Kind.DRAIN)
+        while any(session is not None for session in self._sessions):
             await self._changed.wait()

@@ -28,10 +28,10 @@ from neptrio import logs
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.clients import FrontClients, FrontConnections
+from neptrio.frontend.connection_balance import ConnectionBalance, ConnectionCounts
 from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_side import FrontSide, RemoteAdmission, RemoteSharedMemory
-from neptrio.frontend.turns import Counts, OwnTurn
 from neptrio.loop import allocator, collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.interpreter_lock import serve_soon
@@ -167,10 +167,10 @@ class Front:
 
     def __init__(self, settings: Settings, number: int, descriptors: list[int]) -> None:
         """`descriptors`: the socket for frames, the socket that wakes this side, the eventfd that wakes the engine, the
-        shared memory, the table of connections (turns), and a listener for each of the ports that are served."""
+        shared memory, the table of connections (connection_balance), and a listener for each of the ports that are served."""
         self._settings = settings
         control, wake, bell, shared, counts, *listeners = descriptors
-        self._turn = OwnTurn(Counts(counts, settings.frontends), number)
+        self._balance = ConnectionBalance(ConnectionCounts(counts, settings.frontends), number)
         os.close(counts)
         self._frames = Frames(socket.socket(fileno=control))
         self._wake = socket.socket(fileno=wake)
@@ -209,7 +209,7 @@ class Front:
                 bool(settings.max_connections or settings.max_connections_per_address),
                 lambda address: self._frames.send(Kind.LEAVE, 0, address.encode()),
                 open_files.limit(),
-                self._turn,
+                self._balance,
             ),
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
         )
@@ -236,7 +236,7 @@ class Front:
             self._look_before_sleeping()
             await self._known.wait()
             async with trio.open_nursery() as fronts:
-                self._turn.has(0)
+                self._balance.has(0)
                 for front in self._fronts:
                     await fronts.start(front.run)
                 self._loop.lag.warning_ns = int(self._settings.loop_lag_warning_ms * 1e6)

@@ -36,8 +36,8 @@ from neptrio.settings import Settings
 
 if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
-    from neptrio.repository.loader import Found
     from neptrio.repository.model import Model
+    from neptrio.repository.model_builder import Found
     from neptrio.repository.records import Operation, Record
     from neptrio.repository.withdrawal import Withdrawal
 

@@ -1,6 +1,6 @@
 """What is served now: a record for every model, and the one place where models are looked up by name.
 
-Nothing here changes what is served: repository.loading brings models in, repository.withdrawal takes them out.
+Nothing here changes what is served: repository.loads brings models in, repository.withdrawal takes them out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import trio
 from neptrio.codec.json_reader import too_long
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable, meant
 from neptrio.limits import LONGEST_NAME, shown
-from neptrio.repository import lifecycle, scan
+from neptrio.repository import scan, version_states
 from neptrio.repository.budget import Budget
 from neptrio.repository.demand import Demand
 from neptrio.repository.model import Model
 from neptrio.repository.notifier import Notifier
-from neptrio.repository.places import Places
 from neptrio.repository.records import Record, Row
+from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.base import Scheduler
 from neptrio.settings import Settings
 
@@ -49,7 +49,7 @@ class Catalog:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.places = Places(settings)
+        self.repositories = Repositories(settings)
         self.records: dict[str, Record] = {}
         self.users: dict[str, set[str]] = {}  # model -> the ensembles that have it as a child
         self.latest: dict[str, Model] = {}  # model -> its highest version that serves
@@ -91,7 +91,7 @@ class Catalog:
                 return model
             self._refuse_absent(name)
             if self._rows(name) or self._versionless(name):
-                failed = any(row.state is lifecycle.State.FAILED for row in self._rows(name).values())
+                failed = any(row.state is version_states.State.FAILED for row in self._rows(name).values())
                 why = "; it failed to load, the log and the repository index say why" if failed else ""
                 raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions{why}")
             raise self._unknown(name)
@@ -206,7 +206,7 @@ class Catalog:
                 continue
             for row in self._rows(name).values():
                 ready = row.model is None or row.model.ready
-                if not ready or not lifecycle.keeps_ready(row.state, row.reason):
+                if not ready or not version_states.keeps_ready(row.state, row.reason):
                     unready.add(name)
                     break
             else:
@@ -236,7 +236,7 @@ class Catalog:
     ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for."""
         if names is None:
-            names = {} if self.unopened else self.places.names(repository)
+            names = {} if self.unopened else self.repositories.names(repository)
         for name, folders in names.items():
             record, rows = self._with_folders(name, folders, repository)
             for entry in rows if record is None else record.index(timings):
@@ -269,7 +269,7 @@ class Catalog:
         such a record. Of one repository's index, a model that was loaded from another one is not loaded."""
         record = self.records.get(name)
         place = record.place if record is not None else None
-        if repository and place is not None and not self.places.has(repository, place):
+        if repository and place is not None and not self.repositories.has(repository, place):
             return None, [{"name": name}]
         rows = None if self.demand is None else self.demand.rows(name)
         if rows is not None:
@@ -289,7 +289,7 @@ class Catalog:
         if record is not None:
             found = record.progress()
         else:
-            if name not in await self.places.listed():
+            if name not in await self.repositories.listed():
                 raise self._unknown(name)
             found = {"name": name, "versions": []}
         known = None if self.demand is None else self.demand.known.get(name)

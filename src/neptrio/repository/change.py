@@ -7,8 +7,8 @@ from typing import Any
 
 from neptrio.config import defaults
 from neptrio.repository import scan
-from neptrio.repository.loader import Found
 from neptrio.repository.model import Model
+from neptrio.repository.model_builder import Found
 from neptrio.repository.records import Record
 
 

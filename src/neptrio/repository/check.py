@@ -37,7 +37,7 @@ from neptrio.execution.backend import Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary
 from neptrio.repository import scan
-from neptrio.repository.places import Places
+from neptrio.repository.repositories import Repositories
 from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.policy import batching_policy
 from neptrio.settings import Settings
@@ -97,13 +97,13 @@ class Checker:
         settings: Settings,
         serving: Mapping[str, Mapping[int, Any]] | None = None,
         here: bool = True,
-        places: Places | None = None,
+        repositories: Repositories | None = None,
     ) -> None:
         self._settings = settings
         self._serving = serving or {}
         self._here = here
-        self._places = places or Places(settings)
-        self._folders = self._places.model_dirs()
+        self._repositories = repositories or Repositories(settings)
+        self._folders = self._repositories.model_dirs()
         self._done: dict[str, Checked] = {}
         self._under_way: list[str] = []
 
@@ -166,12 +166,12 @@ class Checker:
 
     def _folder(self, checked: Checked, folder: Path) -> None:
         try:
-            self._places.localise(folder)
-            for link in scan.leading_out(folder, self._places.roots):
+            self._repositories.localise(folder)
+            for link in scan.leading_out(folder, self._repositories.roots):
                 checked.report(Problem(scan.link_text(link), str(link)))
             source = config_problems.read(folder, self._settings.model_config_name, checked.report)
             _layout(checked, folder, "" if source is None else source.config.default_model_filename)
-            if source is not None and self._places.named_by_flag(folder):
+            if source is not None and self._repositories.named_by_flag(folder):
                 source.config.name = checked.name
             self._source(checked, folder, source)
         except OSError as error:

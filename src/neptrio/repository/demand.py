@@ -4,7 +4,7 @@ The problem: thousands of models, of which few are used at a time. A request for
 on every way in, share the load with others that want the same model, and learn why it cannot be had. The choice: at the start
 the folders are listed and their configurations read, and what is needed of each is kept. Admission, through which every
 request passes, asks here for a stand-in where no model serves, and parks the request with it; loads themselves are those of
-repository.loading, which tells here what becomes of them. repository.demand_states has the states, repository.waiting the
+repository.loads, which tells here what becomes of them. repository.demand_states has the states, repository.waiting the
 requests.
 
 Rules:
@@ -151,7 +151,7 @@ class Demand:
     async def look(self) -> None:
         """Lists the repositories and reads the configurations of models that are not known yet; forgets those that are gone.
         Raises InvalidArgument for a repository that cannot be listed."""
-        names = await self._catalog.places.listed()
+        names = await self._catalog.repositories.listed()
         for name in [one for one in self.known if one not in names]:
             if self.known[name].standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
@@ -174,7 +174,7 @@ class Demand:
         found: Listing = {}
         for name in names:
             try:
-                folders = self._catalog.places.folders(name)
+                folders = self._catalog.repositories.folders(name)
             except InvalidArgument:
                 continue
             one = read_folder(folders[0], self._settings.model_config_name, self.marked) if folders else None

@@ -22,8 +22,8 @@ from neptrio.loop import threads
 from neptrio.repository import change, override, scan
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.check import Checked, Checker
-from neptrio.repository.loader import Found
 from neptrio.repository.model import Model
+from neptrio.repository.model_builder import Found
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Record
 from neptrio.scheduling import ensemble_graph
@@ -47,9 +47,9 @@ async def dry_run(
     }
 
     def look() -> tuple[Checked, scan.Fingerprint | None]:
-        catalog.places.refresh()
+        catalog.repositories.refresh()
         others = {n: v for n, v in serving.items() if n != name}
-        checker = Checker(settings, others, places=catalog.places)
+        checker = Checker(settings, others, repositories=catalog.repositories)
         folder = None
         files = override.decode(parameters.files)
         if name not in checker.names and not files:
@@ -64,7 +64,7 @@ async def dry_run(
             state = None
             if checked.folder is not None:
                 try:
-                    state = catalog.places.state(checked.folder)
+                    state = catalog.repositories.state(checked.folder)
                 except (OSError, Unavailable):
                     pass
             return checked, state

@@ -1,6 +1,6 @@
 """The repository manager: the verbs that the rest of the server calls, polling, start-up and shutdown.
 
-It joins the parts: repository.lifecycle has the states, repository.loader makes models, repository.loading runs
+It joins the parts: repository.version_states has the states, repository.model_builder makes models, repository.loads runs
 loads, repository.withdrawal takes models out of service, repository.catalog knows what serves. Loads and
 retirements are tasks in the manager's own nursery. So a caller who is cancelled does not end them, and a load
 that never ends delays neither newer operations nor the shutdown.
@@ -25,8 +25,8 @@ from neptrio.repository import override
 from neptrio.repository.budget import Budget
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.demand import Demand
-from neptrio.repository.loader import Loader
-from neptrio.repository.loading import EXITING, Loading
+from neptrio.repository.loads import EXITING, Loads
+from neptrio.repository.model_builder import ModelBuilder
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation
 from neptrio.repository.withdrawal import Withdrawal
@@ -53,11 +53,14 @@ class RepositoryManager(Catalog):
         super().__init__(settings)
         self.host = host(self)
         self.withdrawal = Withdrawal(self)
-        self.loading = Loading(
-            settings, self, self.withdrawal, Loader(settings, self.places, loop, completions, self.host)
+        self.loads = Loads(
+            settings,
+            self,
+            self.withdrawal,
+            ModelBuilder(settings, self.repositories, loop, completions, self.host),
         )
         if settings.loads_by_request:
-            self.demand = Demand(settings, self, loop, self.loading.begin)
+            self.demand = Demand(settings, self, loop, self.loads.begin)
             self.budget = Budget(settings, self, self.demand, self.withdrawal)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -72,13 +75,13 @@ class RepositoryManager(Catalog):
     @property
     def left_behind(self) -> int:
         """Threads and unfinished models of invalidated loads that have not ended."""
-        return self.loading.loader.left_behind + self.loading.discarding
+        return self.loads.builder.left_behind + self.loads.discarding
 
     async def _refresh(self) -> None:
         """Lists the repositories in cloud storage again."""
-        if self.places.cloud:
+        if self.repositories.cloud:
             with trio.move_on_after(REFRESH_SECONDS) as scope:
-                await threads.run_surely(self.places.refresh, abandon_on_cancel=True)
+                await threads.run_surely(self.repositories.refresh, abandon_on_cancel=True)
             if scope.cancelled_caught:
                 log.error("cloud storage has not listed its models within %g s", REFRESH_SECONDS)
 
@@ -90,7 +93,7 @@ class RepositoryManager(Catalog):
             known = () if self.demand is None else self.demand.known
             for name in names:
                 if name not in operations and (name not in known or name in self._settings.load_model):
-                    operations[name] = self.loading.begin(name, LoadParameters())
+                    operations[name] = self.loads.begin(name, LoadParameters())
 
         if self._settings.model_control_mode == "on-demand":
             await self._refresh()
@@ -101,14 +104,14 @@ class RepositoryManager(Catalog):
                 await self._refresh()
         else:
             try:
-                begin(await self.places.listed())  # local models do not wait for the cloud storage
+                begin(await self.repositories.listed())  # local models do not wait for the cloud storage
                 await self._refresh()
-                begin(await self.places.listed())
+                begin(await self.repositories.listed())
             except InvalidArgument as error:
                 if self._settings.exit_on_error:
                     raise
                 self._unopened(error)
-        failed = bool(self.places.problems)
+        failed = bool(self.repositories.problems)
         why: TritonError | None = None
         for operation in operations.values():
             await operation.done.wait()
@@ -161,9 +164,9 @@ class RepositoryManager(Catalog):
 
         Raises the load's TritonError. A caller that is cancelled does not end the load.
         """
-        self.places.select(repository)
+        self.repositories.select(repository)
         parsed = override.parse(parameters, repository)
-        operation = self.loading.begin(name, parsed)
+        operation = self.loads.begin(name, parsed)
         if parsed.return_at_once:
             return
         await operation.done.wait()
@@ -181,7 +184,7 @@ class RepositoryManager(Catalog):
         """
         record = self.records.get(name)
         place = record.place if record is not None and record.serving else None
-        if repository and not self.places.has(repository, place or Path()) and place is not None:
+        if repository and not self.repositories.has(repository, place or Path()) and place is not None:
             raise NotFound(f"model '{shown(name)}' was not loaded from the repository '{shown(repository)}'")
         self.withdrawal.unload(name, unload_dependents)
         await trio.lowlevel.checkpoint()
@@ -189,7 +192,7 @@ class RepositoryManager(Catalog):
     async def poll_once(self) -> None:
         """Mode poll: loads models that are new or have changed, unloads those whose folder is gone."""
         await self._refresh()
-        names = await self.places.listed()
+        names = await self.repositories.listed()
         self._unopened(None)
         for name in list(self.records):
             record = self.records[name]
@@ -201,10 +204,10 @@ class RepositoryManager(Catalog):
         for name in names:
             record_now = self.records.get(name)
             chosen = record_now.chosen if record_now is not None else None
-            current = await self.loading.loader.fingerprint(name, chosen)
+            current = await self.loads.builder.fingerprint(name, chosen)
             if record_now is not None and (record_now.operations or current == record_now.polled):
                 continue
-            operations.append(self.loading.begin(name, LoadParameters()))
+            operations.append(self.loads.begin(name, LoadParameters()))
         for operation in operations:
             await operation.done.wait()
             if operation.error is not None:
@@ -234,7 +237,7 @@ class RepositoryManager(Catalog):
 
     def close(self) -> None:
         """Shutdown has begun: loads end at once, and no new one starts."""
-        self.loading.closing = True
+        self.loads.closing = True
         for record in self.records.values():
             for operation in list(record.operations):
                 operation.cancel(Unavailable(EXITING))
@@ -255,4 +258,4 @@ class RepositoryManager(Catalog):
             for folder in list(self.withdrawal.folders):
                 folder.release()
             self.withdrawal.folders.clear()
-            self.places.close()
+            self.repositories.close()

@@ -18,7 +18,7 @@ import trio
 
 from neptrio.config import groups, labels, openai
 from neptrio.config import model_config as model_config
-from neptrio.config.groups import Place
+from neptrio.config.groups import Placement
 from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
@@ -183,7 +183,7 @@ class Model(ServedModel):
         stop it instead.
         """
         try:
-            places = list(groups.places(self.config))
+            places = list(groups.placements(self.config))
             slices = Slices()  # an instance takes some tenths of a millisecond, and there may be hundreds
             for place, name in zip(places, groups.names(places, ()), strict=True):
                 instance = self.make_instance(place, name)
@@ -217,12 +217,12 @@ class Model(ServedModel):
         self._serving = True
         self.health_changed()
 
-    def make_instance(self, place: Place, name: str) -> Instance:
+    def make_instance(self, placement: Placement, name: str) -> Instance:
         """A new instance that is not started. Raises what the backend raises."""
-        made = self.backend.create_instance(name, place.kind, place.device)
+        made = self.backend.create_instance(name, placement.kind, placement.device)
         made.tell(self)
         instance = Instance(name, self, made, self._completions, self.pool)
-        instance.place = place
+        instance.placement = placement
         return instance
 
     async def start_instances(self, instances: Iterable[Instance]) -> None:

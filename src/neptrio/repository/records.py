@@ -15,12 +15,12 @@ from neptrio.config.model_config import ConfigSource
 from neptrio.errors import TritonError
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.totals import total
-from neptrio.repository import lifecycle
-from neptrio.repository.lifecycle import Event, State
+from neptrio.repository import version_states
 from neptrio.repository.model import Model
 from neptrio.repository.override import Folder, LoadParameters
 from neptrio.repository.regroup import Regrouping
 from neptrio.repository.scan import Fingerprint
+from neptrio.repository.version_states import Event, State
 
 log = logging.getLogger("neptrio.repository")
 
@@ -39,9 +39,9 @@ class Row:
     changed: Callable[[], None] = lambda: None  # called after every change of state
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Changes the state by the table of repository.lifecycle."""
-        self.reason = lifecycle.reason_after(self.state, event, self.reason, reason)
-        self.state = lifecycle.after(self.state, event)
+        """Changes the state by the table of repository.version_states."""
+        self.reason = version_states.reason_after(self.state, event, self.reason, reason)
+        self.state = version_states.after(self.state, event)
         self.changed()
 
 

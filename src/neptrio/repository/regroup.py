@@ -45,7 +45,7 @@ class Regrouping:
         `tell` is called with each phase's name. Raises TritonError; call stop() then, and when cancelled.
         """
         model, pool = self.model, self.model.pool
-        missing, self._retired = groups.plan(pool.instances, groups.places(self.config))
+        missing, self._retired = groups.plan(pool.instances, groups.placements(self.config))
         if not missing:
             return
         names = groups.names(missing, [instance.name for instance in pool.all])

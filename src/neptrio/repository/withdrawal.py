@@ -16,12 +16,12 @@ from contextlib import suppress
 from neptrio.errors import Internal, TritonError
 from neptrio.loop import threads
 from neptrio.observe import memory
-from neptrio.repository import lifecycle
+from neptrio.repository import version_states
 from neptrio.repository.catalog import Catalog
-from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.model import Model
 from neptrio.repository.override import Folder
 from neptrio.repository.records import Record, Retirement, Row
+from neptrio.repository.version_states import Event, State
 
 log = logging.getLogger("neptrio.repository")
 
@@ -44,10 +44,10 @@ class Withdrawal:
         record = self._catalog.records.get(name)
         if record is None:
             return
-        outdated = Internal(lifecycle.OUTDATED)
+        outdated = Internal(version_states.OUTDATED)
         records, users = self._catalog.records, self._catalog.users
-        orphans = lifecycle.orphans(records, users, name) if unload_dependents else ()
-        for above in lifecycle.above(users, name):
+        orphans = version_states.orphans(records, users, name) if unload_dependents else ()
+        for above in version_states.above(users, name):
             other = self._catalog.records[above]
             other.wanted = other.wanted and not unload_dependents
             self._outdate(other, outdated)
@@ -66,7 +66,7 @@ class Withdrawal:
             if row.state in (State.LOADING, State.RELOADING):
                 row.apply(Event.ABANDON)
 
-    def record(self, record: Record, why: str = lifecycle.UNLOADED) -> None:
+    def record(self, record: Record, why: str = version_states.UNLOADED) -> None:
         """Takes all versions of a model out of service at once; `why` is told of one that is loaded on demand."""
         demand = self._catalog.demand
         if demand is not None and record.name in demand.known:

@@ -1,6 +1,6 @@
 # The types of cext/rings/packet.pyx, which says what everything does; written by tools/make_stubs.py.
 
-class Packer:
+class MessageWriter:
     @property
     def used(self) -> int: ...
     @property

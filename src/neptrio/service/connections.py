@@ -54,7 +54,7 @@ def client_of(address: str) -> str:
     return str(ipaddress.IPv6Network((found, 64), strict=False))
 
 
-class Places:
+class HeldSockets:
     """Holds a few sockets; when it is full, the one held longest is shut down to make room (rule 3)."""
 
     def __init__(self, most: int) -> None:
@@ -93,16 +93,16 @@ class ConnectionsStatistics:
     turned_away: int
 
 
-class Turn(Protocol):
+class AcceptBalance(Protocol):
     """Where several processes accept from one listener: says whether this one is to accept the next connection."""
 
-    def mine(self) -> bool: ...
+    def accepts_next(self) -> bool: ...
 
 
 class Connections:
     """Counts the connections of all listeners together. Trio thread only."""
 
-    turn: Turn | None = None  # None: nobody else accepts from these listeners
+    balance: AcceptBalance | None = None  # None: nobody else accepts from these listeners
 
     def __init__(self, most: int = 0, of_one_client: int = 0, descriptors: int = 1 << 20) -> None:
         """`most`, `of_one_client`: 0 = as many as `descriptors`, which is how many this process may open."""

@@ -80,7 +80,7 @@ class RepositoryService:
                 return  # the load says what is wrong
             known = set(code_of(running)) if running is not None else set()
             confined: list[tuple[str, str]] = []
-            for folder in self._repository.places.folders(name):
+            for folder in self._repository.repositories.folders(name):
                 try:
                     own = model_config.read(folder, self._settings.model_config_name).config
                 except (TritonError, OSError):
@@ -115,7 +115,7 @@ class RepositoryService:
         self, ready: bool, timings: bool = False, repository: str = ""
     ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for: there may be thousands."""
-        names = await self._repository.places.listed(repository)
+        names = await self._repository.repositories.listed(repository)
         return self._repository.index_rows(ready, timings, names, repository)
 
     async def index_texts(
@@ -123,7 +123,7 @@ class RepositoryService:
     ) -> Iterator[bytes]:
         """`text(row)` of each of the rows without timings. `form` names what `text` makes: of a model whose rows show the
         same as when they were last asked for in that form, it is not made again."""
-        names = await self._repository.places.listed(repository)
+        names = await self._repository.repositories.listed(repository)
         return self._repository.index_texts(ready, form, text, names, repository)
 
     async def progress(self, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Rules:
  3. When no descriptor is left, one that is kept for this purpose is closed for a moment: connections are accepted and
     closed, so that they do not wait for ever and do not keep the loop busy.
  4. Connections that do not leave this machine are not paced (see same_machine).
- 5. Where other processes accept from the same listener, a Turn says whose turn it is. Who has not stands back for
+ 5. Where other processes accept from the same listener, an AcceptBalance says whose turn it is. Who has not stands back for
     PASSES passes of the loop, then for STAND_BACK_SECONDS, and accepts what is still there then.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 import trio
 
 from neptrio.loop import open_files
-from neptrio.service.connections import Turn
+from neptrio.service.connections import AcceptBalance
 from neptrio.transport.same_machine import paces, unpace
 
 log = logging.getLogger("neptrio.connections")
@@ -43,12 +43,12 @@ class Acceptor:
         self,
         listener: socket.socket,
         handle: Callable[[socket.socket, str], bool],
-        turn: Turn | None = None,
+        balance: AcceptBalance | None = None,
     ) -> None:
-        """`turn`: None where nobody else accepts from this listener."""
+        """`balance`: None where nobody else accepts from this listener."""
         self._listener = listener
         self._handle = handle
-        self._turn = turn
+        self._balance = balance
         self._stopped = False
         self._spare = _spare()
         self._paces = paces(listener)
@@ -78,12 +78,12 @@ class Acceptor:
 
     async def _stand_back(self) -> None:
         """Gives those whose turn it is the time to accept what waits."""
-        turn = self._turn
-        if turn is None or turn.mine():
+        balance = self._balance
+        if balance is None or balance.accepts_next():
             return
         for _ in range(PASSES):
             await trio.lowlevel.checkpoint()
-            if self._stopped or turn.mine():
+            if self._stopped or balance.accepts_next():
                 return
         await trio.sleep(STAND_BACK_SECONDS)
 
@@ -103,9 +103,9 @@ class Acceptor:
     def _take(self) -> int:
         """Accepts some of the waiting connections; returns how many. Raises OSError when no descriptors are left."""
         turned_away = 0
-        turn = None if self._stopped else self._turn
+        balance = None if self._stopped else self._balance
         for taken in range(AT_ONCE):
-            if taken and turn is not None and not turn.mine():
+            if taken and balance is not None and not balance.accepts_next():
                 return taken
             try:
                 sock, address = self._listener.accept()

@@ -31,7 +31,7 @@ from neptrio.loop import open_files
 from neptrio.loop.socket_writer import listen
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
-from neptrio.service.connections import Places, kept_back
+from neptrio.service.connections import HeldSockets, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
@@ -90,7 +90,7 @@ class AdminServer:
         else:
             self.listener = listen(address.host, address.port)
         self._acceptor = Acceptor(self.listener, self._start)
-        self._places = Places(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        self._turned_away = HeldSockets(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._port = Port(
             services,
             self._app,
@@ -98,7 +98,7 @@ class AdminServer:
             self._origins,
             only_app=True,
             counted=False,
-            on_call=self._places.take,
+            on_call=self._turned_away.take,
         )
         self._nursery: trio.Nursery | None = None
         self._http1 = Connections[Http1Connection](self._port)
@@ -156,7 +156,7 @@ class AdminServer:
             address = client_name(sock)
         self._open += 1
         self._nursery.start_soon(self._serve, sock, address, self._nursery)
-        return self._places.take(sock)
+        return self._turned_away.take(sock)
 
     async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         try:
@@ -172,7 +172,7 @@ class AdminServer:
         except Exception:
             log.exception("an admin connection failed")
         finally:
-            self._places.free(sock)
+            self._turned_away.free(sock)
             sock.close()
             self._open -= 1
             self._changed.set()

@@ -32,7 +32,7 @@ from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
-from neptrio.service.connections import Places, kept_back
+from neptrio.service.connections import HeldSockets, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.handshakes import Handshakes
@@ -82,7 +82,7 @@ class MetricsServer:
         self._listener = listener
         self._sampler = sampler
         self._interval = interval
-        self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        self._turned_away = HeldSockets(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._tls = metrics_tls(services.settings)
         self._handshakes = Handshakes(self._tls, services.loop)
         policy: HeaderPolicy | None = None
@@ -99,7 +99,7 @@ class MetricsServer:
             counted=self.console is not None,
             max_body=MAX_BODY if self.console is None else 0,
             body_limit=None if self.console is None else self._body_limit,
-            on_call=self._places.take,
+            on_call=self._turned_away.take,
         )
         self._connections = Connections[Http1Connection](self._port)
         if self.console is not None:
@@ -112,7 +112,7 @@ class MetricsServer:
 
             def start(sock: socket.socket, address: str) -> bool:
                 nursery.start_soon(self._serve, sock, address, nursery)
-                return self._places.take(sock)
+                return self._turned_away.take(sock)
 
             nursery.start_soon(self._sample_for_ever)
             nursery.start_soon(self._watch)
@@ -175,7 +175,7 @@ class MetricsServer:
         except Exception:
             log.exception("a metrics connection failed")
         finally:
-            self._places.free(sock)
+            self._turned_away.free(sock)
             sock.close()
 
     def _body_limit(self, url: bytes) -> int:

@@ -28,7 +28,7 @@ from neptrio.addresses import is_loopback
 from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
-from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWAY_SECONDS, Places
+from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, TURNED_AWAY_SECONDS, HeldSockets
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
@@ -63,9 +63,9 @@ class RestServer:
     def __init__(self, services: Services, verbs: Verbs, listener: socket.socket) -> None:
         settings = services.settings
         self._services = services
-        self._acceptor = Acceptor(listener, self._start, services.connections.turn)
+        self._acceptor = Acceptor(listener, self._start, services.connections.balance)
         self._nursery: trio.Nursery | None = None
-        self._places = Places(PLACES)
+        self._turned_away = HeldSockets(PLACES)
         policy = http_policy(settings, services.tokens)
         self._host = str(listener.getsockname()[0])
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(self._host))
@@ -111,7 +111,7 @@ class RestServer:
         assert self._nursery is not None
         turned_away = self._services.connections.enter(sock.fileno(), address)
         if turned_away:
-            self._places.take(sock)
+            self._turned_away.take(sock)
         self._starting += 1
         self._nursery.start_soon(self._serve, sock, address, turned_away, self._nursery)
         return not turned_away
@@ -168,7 +168,7 @@ class RestServer:
         finally:
             self._changed.set()
             if turned_away:
-                self._places.free(sock)
+                self._turned_away.free(sock)
             else:
                 self._services.connections.leave(address)
 

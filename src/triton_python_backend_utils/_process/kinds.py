@@ -1,6 +1,6 @@
 """What the descriptors on the rings between the server and a model's process mean, and their messages.
 
-A message is `size` bytes of its own part, written by a Packer, and its tensors' bytes behind it, from the
+A message is `size` bytes of its own part, written by a MessageWriter, and its tensors' bytes behind it, from the
 next multiple of ALIGN; `length` bytes in all, at `offset` of the shared memory. An offset with OWN set
 is the number of a segment that was made for this message alone and whose descriptor went over the socket.
 One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longer one, and one with OWN, is lent until RETURN.

@@ -144,7 +144,7 @@ class Reader:
         return self._data[at : at + size].decode("utf-8", "surrogatepass")
 
 
-class Packer:
+class MessageWriter:
     """Collects a message: its own part, and the arrays behind it."""
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ from .plain_messages import (
     GivenMessage,
     InputBytes,
     Memory,
-    Packer,
+    MessageWriter,
     Reader,
     RingEnd,
     input_array,
@@ -310,11 +310,11 @@ class PlainSide:
             if size_of:
                 self._extents.give(offset, size_of)
 
-    def _send(self, kind: int, id: int, packer: Packer) -> None:
+    def _send(self, kind: int, id: int, writer: MessageWriter) -> None:
         if self._left:
             raise TritonModelException(FORKED)
-        own = len(packer.own)
-        total = (own + ALIGN - 1) // ALIGN * ALIGN + packer.data
+        own = len(writer.own)
+        total = (own + ALIGN - 1) // ALIGN * ALIGN + writer.data
         with self._lock:
             offset = self._room(total)
         if offset < 0:
@@ -326,7 +326,7 @@ class PlainSide:
         if offset < 0:
             fd = sealed_memory("model-message", total)
             try:
-                packer.copy(Memory(fd, total).array)
+                writer.copy(Memory(fd, total).array)
                 self.links.send_segment(fd, number, total)
             finally:
                 os.close(fd)
@@ -334,7 +334,7 @@ class PlainSide:
                 self._lent[TOP | number] = 0  # nothing of the area
             self._push(Entry(kind, own, id, TOP | number, total))
             return
-        packer.copy(self.memory.array[offset : offset + total])
+        writer.copy(self.memory.array[offset : offset + total])
         if total > KEEP_ABOVE:
             with self._lock:
                 self._lent[offset] = total
@@ -359,92 +359,92 @@ class PlainSide:
 
         `failed(text)` words the error of a response that cannot be sent; `given` is the batch's message.
         """
-        packer = Packer()
-        packer.own += TIMES.pack(began, made, executed, packed)
-        packer.u32(0)
-        packer.u32(len(answers))
+        writer = MessageWriter()
+        writer.own += TIMES.pack(began, made, executed, packed)
+        writer.u32(0)
+        writer.u32(len(answers))
         for answer in answers:
             if answer is OPEN_ANSWER:
-                packer.u32(OPEN)
+                writer.u32(OPEN)
             elif answer is RESCHEDULED_ANSWER:
-                packer.u32(RESCHEDULED)
+                writer.u32(RESCHEDULED)
             elif isinstance(answer, str):
-                packer.error(answer, 1)
+                writer.error(answer, 1)
             else:
-                before = packer.mark()
+                before = writer.mark()
                 try:
-                    self._pack_response(packer, *answer)
+                    self._pack_response(writer, *answer)
                 except Exception as problem:
-                    packer.back_to(before)
-                    packer.error(failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
-        self._send(RESULT, number, packer)
+                    writer.back_to(before)
+                    writer.error(failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
+        self._send(RESULT, number, writer)
 
     def failure(self, number: int, began: int, made: int, executed: int, packed: int, text: str) -> None:
         """Sends that a whole batch failed."""
-        packer = Packer()
-        packer.own += TIMES.pack(began, made, executed, packed)
-        packer.u32(1)
-        packer.text(text)
-        self._send(RESULT, number, packer)
+        writer = MessageWriter()
+        writer.own += TIMES.pack(began, made, executed, packed)
+        writer.u32(1)
+        writer.text(text)
+        self._send(RESULT, number, writer)
 
     def respond(
         self, id: int, response: Any, names: Any, final: bool, size: int, handed_over: int = 0
     ) -> None:
         """Sends a response of a sender, which the model handed over at that time (0: it does not matter). Raises what
         a tensor that cannot be sent raises."""
-        packer = Packer()
-        packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
-        packer.u64(size)
-        packer.u64(handed_over)
+        writer = MessageWriter()
+        writer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
+        writer.u64(size)
+        writer.u64(handed_over)
         if response is not None:
-            self._pack_response(packer, response, names)
-        self._send(SEND, id, packer)
+            self._pack_response(writer, response, names)
+        self._send(SEND, id, writer)
 
     def call(self, key: int, request: Any, decoupled: bool, blocking: bool, parent: Any, batch: int) -> None:
         """Sends a request to another model."""
-        packer = Packer()
+        writer = MessageWriter()
         id = request._correlation_id
         flags = request._flags & (START | END)
         flags |= TEXT_ID if isinstance(id, str) else 0
         flags |= DECOUPLED if decoupled else 0
         flags |= BLOCKING if blocking else 0
         flags |= 0 if parent is None else PARENT
-        packer.u32(flags)
-        packer.text(request._model_name)
-        packer.u64(0 if request._model_version < 0 else request._model_version + 1)
-        packer.text(str(request._request_id))
-        packer.u64(int(request._timeout))
+        writer.u32(flags)
+        writer.text(request._model_name)
+        writer.u64(0 if request._model_version < 0 else request._model_version + 1)
+        writer.text(str(request._request_id))
+        writer.u64(int(request._timeout))
         if isinstance(id, str):
-            packer.text(id)
+            writer.text(id)
         else:
-            packer.u64(id)
-        packer.u64(parent or 0)
-        packer.u64(batch)
-        packer.text(json.dumps(request._parameters) if request._parameters else "")
-        packer.u32(len(request._requested_output_names))
+            writer.u64(id)
+        writer.u64(parent or 0)
+        writer.u64(batch)
+        writer.text(json.dumps(request._parameters) if request._parameters else "")
+        writer.u32(len(request._requested_output_names))
         for name in request._requested_output_names:
-            packer.text(name)
-        packer.u32(len(request._inputs))
+            writer.text(name)
+        writer.u32(len(request._inputs))
         for tensor in request._inputs:
-            packer.tensor(tensor)
-        self._send(CALL, key, packer)
+            writer.tensor(tensor)
+        self._send(CALL, key, writer)
 
     @staticmethod
-    def _pack_response(packer: Packer, response: Any, names: Any) -> None:
+    def _pack_response(writer: MessageWriter, response: Any, names: Any) -> None:
         parameters = json.dumps(response._parameters) if response._parameters else ""
         error = response._error
         if error is not None:
-            packer.u32(ERROR)
-            packer.text(parameters)
-            packer.text(error._message)
-            packer.u32(error._code)
+            writer.u32(ERROR)
+            writer.text(parameters)
+            writer.text(error._message)
+            writer.u32(error._code)
             return
         tensors = [t for t in response._tensors if names is None or t.name() in names]
-        packer.u32(RESPONSE)
-        packer.text(parameters)
-        packer.u32(len(tensors))
+        writer.u32(RESPONSE)
+        writer.text(parameters)
+        writer.u32(len(tensors))
         for tensor in tensors:
-            packer.tensor(tensor)
+            writer.tensor(tensor)
 
     def empty(self, shape: Any, dtype: Any) -> None:
         """No array of this end lies in shared memory."""

@@ -12,7 +12,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 import neptrio
-from neptrio.backends.python import life
+from neptrio.backends.python import process_session
 from tests.backends.python.models import isolated
 from tests.support.server import ServerProcess
 
@@ -46,7 +46,7 @@ def ask(client: httpclient.InferenceServerClient, model: str, array: np.ndarray)
 def test_without_descriptors_a_large_request_fails_and_the_next_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "AREA_BYTES", 1 << 20)  # what is larger takes a descriptor
+    monkeypatch.setattr(process_session, "AREA_BYTES", 1 << 20)  # what is larger takes a descriptor
     isolated(tmp_path, "sum", SUM)
     one, large = np.ones(1, np.float32), np.ones(1 << 19, np.float32)
     with neptrio.Server(tmp_path).running() as server:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neptrio.backends.python import isolated_host, life
+from neptrio.backends.python import isolated_host, process_session
 from neptrio.backends.python.isolated_host import IsolatedHost
 from neptrio.request.infer_request import InferRequest
 from triton_python_backend_utils._process import wire
@@ -111,13 +111,15 @@ def test_metrics_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "MOST_CALLS", 1)
+    monkeypatch.setattr(process_session, "MOST_CALLS", 1)
     begun: list[int] = []
     said: list[Any] = []
     monkeypatch.setattr(
-        life, "IsolatedCall", lambda *_: SimpleNamespace(submit=lambda: begun.append(len(begun)))
+        process_session, "IsolatedCall", lambda *_: SimpleNamespace(submit=lambda: begun.append(len(begun)))
     )
-    made = life.Life(SimpleNamespace(name="m_0", capacity=1), Process(), services([]), False)  # type: ignore[arg-type]
+    made = process_session.ProcessSession(
+        SimpleNamespace(name="m_0", capacity=1), Process(), services([]), False
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(made, "end", SimpleNamespace(respond=lambda *given: said.append(given)))
     try:
         for key in (1, 2):

@@ -2,7 +2,7 @@
 
 The problem: a model that crashes, leaks, blocks the GIL or needs other packages must not take the
 server with it. The choice: one child process per instance, supervised from here. Batches, responses and calls to other
-models cross on rings in shared memory (life.py), what is rare on a socket (isolated_host.py). docs/isolation.md describes
+models cross on rings in shared memory (process_session.py), what is rare on a socket (isolated_host.py). docs/isolation.md describes
 all of it.
 
 Rules:
@@ -34,9 +34,9 @@ from neptrio.backends.python.bls import OnLoop
 from neptrio.backends.python.execute_timeout import ExecuteTimeout
 from neptrio.backends.python.instance import ASYNC_CAPACITY
 from neptrio.backends.python.isolated_host import IsolatedHost
-from neptrio.backends.python.life import PLAIN_LIBRARY, Life
-from neptrio.backends.python.model_runner import Post
+from neptrio.backends.python.model_runner import ResponseDelivery
 from neptrio.backends.python.process import Process
+from neptrio.backends.python.process_session import PLAIN_LIBRARY, ProcessSession
 from neptrio.backends.python.template import Template
 from neptrio.errors import Internal, Reason, TritonError, Unsupported
 from neptrio.execution.backend import BackendInstance
@@ -126,12 +126,12 @@ class IsolatedInstance(BackendInstance):
         self._started_at = 0.0
         self._restarts = 0
         self._pause = FIRST_PAUSE
-        self._life: Life | None = None  # the process that serves; trio thread
-        self._latest: Life | None = None  # the last process that was started
+        self._session: ProcessSession | None = None  # the process that serves; trio thread
+        self._latest: ProcessSession | None = None  # the last process that was started
         self._between = False  # a process has ended and the next is starting
         self._waiting: list[Batch] = []  # batches for the next process, in order
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start and end
 
     def initialize(self) -> None:
         self._incarnate()
@@ -147,7 +147,7 @@ class IsolatedInstance(BackendInstance):
         try:
             if self._stopping.is_set():  # abort() was called
                 raise Internal(f"the start of '{self.name}' was given up")
-            life = self._latest = Life(self, process, self._services, self._decoupled)
+            session = self._latest = ProcessSession(self, process, self._services, self._decoupled)
             process.send(
                 {
                     "t": "initialize",
@@ -158,14 +158,14 @@ class IsolatedInstance(BackendInstance):
                     "decoupled": self._decoupled,
                     "spans": self._spans,
                     "rings": {
-                        **life.rings,
+                        **session.rings,
                         "model": self._args["model_name"],
                         "version": self._version,
                         "outputs": self._output_names,
                         "read_only": self._read_only,
                     },
                 },
-                [life.memory, life.bell],
+                [session.memory, session.bell],
             )
             answer = process.awaited(answers, "initialized", self._limit, "initialize")
         except BaseException:
@@ -177,7 +177,7 @@ class IsolatedInstance(BackendInstance):
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
-        self._completions.post(OnLoop(lambda: self._begins(life)))
+        self._completions.post(OnLoop(lambda: self._begins(session)))
         self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
         self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
@@ -186,17 +186,17 @@ class IsolatedInstance(BackendInstance):
             self._ended(process)
 
     def process(self) -> tuple[int, int, int, int, int] | None:
-        process, life = self._process, self._life
+        process, session = self._process, self._session
         if process is None:
             return None
-        copied, in_place = (0, 0) if life is None else (life.end.copied, life.end.in_place)
+        copied, in_place = (0, 0) if session is None else (session.end.copied, session.end.in_place)
         return process.pid, self._restarts, self.ahead, copied, in_place
 
     def process_memory(self) -> int:
-        process, life = self._process, self._life
-        if process is None or life is None:
+        process, session = self._process, self._session
+        if process is None or session is None:
             return 0
-        return held_bytes(process.pid) + allocated_bytes(life.memory)
+        return held_bytes(process.pid) + allocated_bytes(session.memory)
 
     def abort(self) -> None:
         self._stopping.set()
@@ -206,7 +206,7 @@ class IsolatedInstance(BackendInstance):
 
     def _ended(self, process: Process) -> None:
         """Called when the child has ended (rule 1). Reader thread."""
-        life = self._latest
+        session = self._latest
         self._answers.put(None)
         with self._lock:
             serving = self._process is process
@@ -235,8 +235,8 @@ class IsolatedInstance(BackendInstance):
                 self._supervisor = threads.start_surely(
                     self._restart, process, name=f"{self.name}-supervisor"
                 )
-        if life is not None and life.process is process:
-            self._completions.post(OnLoop(lambda: self._life_over(life)))
+        if session is not None and session.process is process:
+            self._completions.post(OnLoop(lambda: self._session_over(session)))
 
     def _failure(self) -> Internal:
         """The error of requests that the process, which has ended, does not answer."""
@@ -272,9 +272,9 @@ class IsolatedInstance(BackendInstance):
             if process is None:
                 return
         process.post_message({"t": "finalize"})
-        life = self._latest
-        if life is not None:
-            self._completions.post(OnLoop(life.end.look_at_socket))
+        session = self._latest
+        if session is not None:
+            self._completions.post(OnLoop(session.end.look_at_socket))
         try:
             process.awaited(self._answers, "finalized", FINALIZE_SECONDS, "finalize")
         except TritonError as error:
@@ -285,8 +285,10 @@ class IsolatedInstance(BackendInstance):
     def let_go(self) -> None:
         super().let_go()
         self._timeout.stop()
-        life = self._latest
-        if life is not None and life.over:  # that of a process which has just ended by itself may not be yet
+        session = self._latest
+        if (
+            session is not None and session.over
+        ):  # that of a process which has just ended by itself may not be yet
             self._latest = None
 
     def is_ready(self) -> bool:
@@ -311,42 +313,42 @@ class IsolatedInstance(BackendInstance):
         return error if isinstance(error, TritonError) else Internal(text_of(error), reason=Reason.BACKEND)
 
     def begin(self, batch: Batch) -> None:
-        life = self._life
-        if (life is None or life.end.closed) and self._between:
+        session = self._session
+        if (session is None or session.end.closed) and self._between:
             self._waiting.append(batch)
-        elif life is None or life.end.closed:
+        elif session is None or session.end.closed:
             self._fail(batch, self._failure())
         else:
-            life.end.begin(batch)
+            session.end.begin(batch)
             self._timeout.watch(1 if self.in_order else self.capacity)
 
     def _first(self) -> tuple[Batch, int, Process] | None:
-        life = self._life
-        found = None if life is None else life.end.oldest
-        return None if found is None or life is None else (*found, life.process)
+        session = self._session
+        found = None if session is None else session.end.oldest
+        return None if found is None or session is None else (*found, session.process)
 
     @property
     def ahead(self) -> int:
-        life = self._life
-        return 0 if life is None else int(life.end.occupancy)
+        session = self._session
+        return 0 if session is None else int(session.end.occupancy)
 
     def body_memory(self, size: int) -> Any:
-        life = self._life
-        return None if life is None else life.end.body_memory(size)
+        session = self._session
+        return None if session is None else session.end.body_memory(size)
 
     @property
     def body_bytes(self) -> int:
-        life = self._life
-        return 0 if life is None else life.end.body_bytes
+        session = self._session
+        return 0 if session is None else session.end.body_bytes
 
     def holds_body(self, tensor: Tensor) -> bool:
-        life = self._life
-        return life is not None and life.end.holds_body(tensor)
+        session = self._session
+        return session is not None and session.end.holds_body(tensor)
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
-        life = self._life
-        if life is not None:
-            life.end.sequence_ended(sequence_id, reason)
+        session = self._session
+        if session is not None:
+            session.end.sequence_ended(sequence_id, reason)
 
     def _fail(self, batch: Batch, error: TritonError) -> None:
         batch.error = error
@@ -356,12 +358,12 @@ class IsolatedInstance(BackendInstance):
 
     # ------------------------------------------------------------ the rings of its processes; trio thread
 
-    def _begins(self, life: Life) -> None:
+    def _begins(self, session: ProcessSession) -> None:
         """Lets a started process serve, beginning with the batches that wait for it. Trio thread."""
-        if life.over:  # it has ended already
+        if session.over:  # it has ended already
             return
-        life.register()
-        self._life = life
+        session.register()
+        self._session = session
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
@@ -373,40 +375,40 @@ class IsolatedInstance(BackendInstance):
         for batch in waiting:
             self._fail(batch, self._failure())
 
-    def _life_over(self, life: Life) -> None:
+    def _session_over(self, session: ProcessSession) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""
-        life.drain_all()
-        if self._life is life:
-            self._life = None
+        session.drain_all()
+        if self._session is session:
+            self._session = None
             self._between = not self._stopping.is_set()
-        untouched = life.end.untouched(self.capacity == 1) if self._between else []
-        batches, requests = life.end.end()
-        life.close()
+        untouched = session.end.untouched(self.capacity == 1) if self._between else []
+        batches, requests = session.end.end()
+        session.close()
         error = self._failure()
         late, self._timeout.late = self._timeout.late, None
         for batch in batches:
-            if batch in untouched and not self._bound_to(life, batch):
+            if batch in untouched and not self._bound_to(session, batch):
                 self._waiting.append(batch)
             else:
                 self._fail(batch, self._timeout.error() if batch is late else error)
         for request in requests:
-            self._completions.post(Post(request, InferResponse(None, error), True, None))
-        for call in list(life.calls.values()):
+            self._completions.post(ResponseDelivery(request, InferResponse(None, error), True, None))
+        for call in list(session.calls.values()):
             call.drop()
 
-    def _bound_to(self, life: Life, batch: Batch) -> bool:
+    def _bound_to(self, session: ProcessSession, batch: Batch) -> bool:
         """Whether a batch cannot be given to the next process: the state of its sequence is gone, or its bytes lie
         where the process that has ended, who knows why, may have written."""
-        return any(request.sequence_id for request in batch.requests) or life.end.received_here(batch)
+        return any(request.sequence_id for request in batch.requests) or session.end.received_here(batch)
 
     # ------------------------------------------------------------ messages of the child
 
     def _message(self, process: Process, message: dict[str, Any]) -> None:
         kind = message["t"]
         if kind == "message_segment":
-            life = self._latest
-            if life is not None and life.process is process:
-                life.segment_came(message)
+            session = self._latest
+            if session is not None and session.process is process:
+                session.segment_came(message)
         elif kind == "is_ready":
             answer = self._asked.pop(message["k"], None)
             if answer is not None:

@@ -1,6 +1,6 @@
 """What an isolated model asks of the server over its socket: loads and unloads, metrics, its log.
 
-The child asks and gets the answer there; its calls of other models cross on rings (life.py). For a model in the server's
+The child asks and gets the answer there; its calls of other models cross on rings (process_session.py). For a model in the server's
 process, neptrio.backends.python.bls does the same.
 
 Rules:

@@ -1,7 +1,7 @@
 """Calls a TritonPythonModel in the server's process: its requests in, its answers out.
 
 A Back is a request's way back, which response senders use too. What a model's thread has to say goes to the trio
-thread as a work item (Post, Reschedule).
+thread as a work item (ResponseDelivery, Reschedule).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dropped(request: InferRequest) -> TritonError:
     )
 
 
-class Post(WorkItem):
+class ResponseDelivery(WorkItem):
     """Carries a sender's response to the trio thread. Calls `done` there when the client has room for more."""
 
     def __init__(
@@ -147,11 +147,13 @@ class Back:
             else:
                 made = convert.response(request, response, False)
             made.produced_ns = handed_over
-            completions.post(Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
+            completions.post(
+                ResponseDelivery(request, made, final, lambda: channel() and channel().acknowledge(size))
+            )
 
         def finish() -> None:
             if request.state != DONE:
-                completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
+                completions.post(ResponseDelivery(request, InferResponse(None, dropped(request)), True, None))
 
         def unread() -> bool:
             return bool(request.cancelled and not request.still_read)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from neptrio.compat.tritonserver.enums import ModelBatchFlag, ModelTxnPropertyFlag
 from neptrio.compat.tritonserver.errors import InvalidArgumentError, converting
 from neptrio.compat.tritonserver.request import LATEST, InferenceRequest
-from neptrio.compat.tritonserver.response import AsyncResponseIterator, Post, ResponseIterator, queued
+from neptrio.compat.tritonserver.response import AsyncResponseIterator, ResponseFeed, ResponseIterator, queued
 from neptrio.embedded import control
 from neptrio.embedded.call import Call
 from neptrio.embedded.mail import Mail, ThreadMail, mail_here
@@ -68,8 +68,8 @@ class Model:
         """
         request = self._request(inference_request, kwargs, queue.SimpleQueue, "infer")
         mail = ThreadMail()
-        call, post = self._begin(request, mail)
-        return ResponseIterator(call, post, mail, raise_on_error)
+        call, feed = self._begin(request, mail)
+        return ResponseIterator(call, feed, mail, raise_on_error)
 
     def async_infer(
         self,
@@ -80,8 +80,8 @@ class Model:
         """The same for a coroutine: the iterator is for `async for`."""
         request = self._request(inference_request, kwargs, asyncio.Queue, "async_infer")
         mail = mail_here(self._running.engine.token)
-        call, post = self._begin(request, mail)
-        return AsyncResponseIterator(call, post, mail, raise_on_error)
+        call, feed = self._begin(request, mail)
+        return AsyncResponseIterator(call, feed, mail, raise_on_error)
 
     def _request(
         self, given: InferenceRequest | None, fields: dict[str, Any], queue_class: type, method: str
@@ -94,19 +94,19 @@ class Model:
             )
         return request
 
-    def _begin(self, request: InferenceRequest, mail: Mail) -> tuple[Call, Post]:
+    def _begin(self, request: InferenceRequest, mail: Mail) -> tuple[Call, ResponseFeed]:
         engine = self._running.engine
         core = request._core()
         with converting():
             # here and not only when it is submitted, so that the caller learns what is wrong at once
             validate(core, self._serving())
-            post = Post(self, request.request_id or "", mail)
-            post.allocator = request.output_memory_allocator
+            feed = ResponseFeed(self, request.request_id or "", mail)
+            feed.allocator = request.output_memory_allocator
             if request.response_queue is not None:
-                post.queue = queued(request.response_queue)
-            post.call = call = Call(engine, core, post, one_response=False, timeout=None)
+                feed.queue = queued(request.response_queue)
+            feed.call = call = Call(engine, core, feed, one_response=False, timeout=None)
             engine.soon(call.begin)
-        return call, post
+        return call, feed
 
     def _serving(self) -> ModelCore:
         return self._running.engine.core.services.admission.sought(self.name, self._version)

@@ -41,7 +41,7 @@ class InferenceResponse:
     final: bool = False
 
 
-class Post:
+class ResponseFeed:
     """The server's side: makes responses, and gives them to the iterator's mail and the request's queue."""
 
     def __init__(self, model: Model, request_id: str, mail: Mail) -> None:
@@ -98,9 +98,9 @@ class Post:
 class _Responses:
     """What both iterators have in common."""
 
-    def __init__(self, call: Call, post: Post, raise_on_error: bool) -> None:
+    def __init__(self, call: Call, feed: ResponseFeed, raise_on_error: bool) -> None:
         self._call = call
-        self._post = post
+        self._feed = feed
         self._raise = raise_on_error
         self._complete = False
 
@@ -119,7 +119,7 @@ class _Responses:
         self._call.cancel()
 
     def __del__(self) -> None:
-        self._post.unread = True
+        self._feed.unread = True
         if not self._complete:
             self._call.abandon()
 
@@ -127,8 +127,8 @@ class _Responses:
 class ResponseIterator(_Responses):
     """The responses to a request, one after the other, as they come. From Model.infer()."""
 
-    def __init__(self, call: Call, post: Post, mail: ThreadMail, raise_on_error: bool) -> None:
-        super().__init__(call, post, raise_on_error)
+    def __init__(self, call: Call, feed: ResponseFeed, mail: ThreadMail, raise_on_error: bool) -> None:
+        super().__init__(call, feed, raise_on_error)
         self._mail = mail
 
     def __iter__(self) -> ResponseIterator:
@@ -143,8 +143,8 @@ class ResponseIterator(_Responses):
 class AsyncResponseIterator(_Responses):
     """The same for a task of asyncio (or trio). From Model.async_infer()."""
 
-    def __init__(self, call: Call, post: Post, mail: AsyncMail, raise_on_error: bool) -> None:
-        super().__init__(call, post, raise_on_error)
+    def __init__(self, call: Call, feed: ResponseFeed, mail: AsyncMail, raise_on_error: bool) -> None:
+        super().__init__(call, feed, raise_on_error)
         self._mail = mail
 
     def __aiter__(self) -> AsyncResponseIterator:

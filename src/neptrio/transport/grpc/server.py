@@ -41,7 +41,7 @@ from neptrio.service.connections import (
     PLACES,
     PRESSED_IDLE_SECONDS,
     TURNED_AWAY_SECONDS,
-    Places,
+    HeldSockets,
 )
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.grpc.connection import GrpcConnection
@@ -138,12 +138,12 @@ class GrpcServer:
             min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
             max_strikes=settings.grpc_http2_max_ping_strikes,
         )
-        turn = services.connections.turn
-        self._acceptor = None if listener is None else Acceptor(listener, self._start, turn)
+        balance = services.connections.balance
+        self._acceptor = None if listener is None else Acceptor(listener, self._start, balance)
         self.totals = Totals()
         services.held.add(lambda: sum(connection.held_bytes for connection in self._connections))
         self._nursery: trio.Nursery | None = None
-        self._places = Places(PLACES)
+        self._turned_away = HeldSockets(PLACES)
         self._connections: set[GrpcConnection] = set()
         self._accepted = 0
         self._handshakes = Handshakes(self.tls, services.loop)
@@ -207,7 +207,7 @@ class GrpcServer:
         assert self._nursery is not None
         turned_away = self.services.connections.enter(sock.fileno(), address)
         if turned_away:
-            self._places.take(sock)
+            self._turned_away.take(sock)
         self._accepted += 1
         if self.tls is None:
             connection = self._connected(
@@ -256,7 +256,7 @@ class GrpcServer:
 
     def _leave(self, sock: socket.socket, address: str, turned_away: str) -> None:
         if turned_away:
-            self._places.free(sock)
+            self._turned_away.free(sock)
         else:
             self.services.connections.leave(address)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neptrio.frontend.turns import ABSENT, Counts, OwnTurn
+from neptrio.frontend.connection_balance import ABSENT, ConnectionBalance, ConnectionCounts
 from tests.frontend.test_front_ends import pids
 from tests.frontend.test_rows import told
 from tests.support.repository import identity_config, write_model
@@ -20,42 +20,42 @@ ALIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
-def counts() -> Counts:
-    counts, descriptor = Counts.create(3)
+def counts() -> ConnectionCounts:
+    counts, descriptor = ConnectionCounts.create(3)
     os.close(descriptor)
     return counts
 
 
-def test_who_has_clearly_more_than_another_stands_back(counts: Counts) -> None:
-    first, second = OwnTurn(counts, 0), OwnTurn(counts, 2)
+def test_who_has_clearly_more_than_another_stands_back(counts: ConnectionCounts) -> None:
+    first, second = ConnectionBalance(counts, 0), ConnectionBalance(counts, 2)
     first.has(0)
-    assert first.mine()  # the others do not accept
+    assert first.accepts_next()  # the others do not accept
     first.has(1000)
-    assert first.mine()
+    assert first.accepts_next()
     second.has(0)
-    assert second.mine()
-    assert not first.mine()
+    assert second.accepts_next()
+    assert not first.accepts_next()
     first.has(2)
-    assert not first.mine()
+    assert not first.accepts_next()
     first.has(1)
-    assert first.mine()  # a few at a time, so that nobody waits for each single one
+    assert first.accepts_next()  # a few at a time, so that nobody waits for each single one
     second.has(1)
     first.has(2)
-    assert first.mine() and second.mine()
+    assert first.accepts_next() and second.accepts_next()
 
 
-def test_more_may_be_ahead_where_there_are_many(counts: Counts) -> None:
-    first, second = OwnTurn(counts, 0), OwnTurn(counts, 1)
+def test_more_may_be_ahead_where_there_are_many(counts: ConnectionCounts) -> None:
+    first, second = ConnectionBalance(counts, 0), ConnectionBalance(counts, 1)
     second.has(400)
     first.has(499)
-    assert first.mine()
+    assert first.accepts_next()
     first.has(500)
-    assert not first.mine()
+    assert not first.accepts_next()
     counts.absent(1)
-    assert first.mine()
+    assert first.accepts_next()
 
 
-def test_nobody_accepts_at_first(counts: Counts) -> None:
+def test_nobody_accepts_at_first(counts: ConnectionCounts) -> None:
     assert counts.fewest() == ABSENT
 
 

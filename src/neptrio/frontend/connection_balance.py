@@ -25,7 +25,7 @@ SLACK = 2
 ITEM = 4  # bytes
 
 
-class Counts:
+class ConnectionCounts:
     """The table: a number for each front end."""
 
     def __init__(self, descriptor: int, front_ends: int) -> None:
@@ -33,7 +33,7 @@ class Counts:
         self._numbers = memoryview(mmap.mmap(descriptor, ITEM * front_ends)).cast("I")
 
     @classmethod
-    def create(cls, front_ends: int) -> tuple[Counts, int]:
+    def create(cls, front_ends: int) -> tuple[ConnectionCounts, int]:
         """A table in which all of so many are absent, and its descriptor. Raises OSError."""
         descriptor = sealed_memory("neptrio-connections", ITEM * front_ends)
         counts = cls(descriptor, front_ends)
@@ -54,10 +54,10 @@ class Counts:
         return min(self._numbers)
 
 
-class OwnTurn:
+class ConnectionBalance:
     """One front end's view of it."""
 
-    def __init__(self, counts: Counts, number: int) -> None:
+    def __init__(self, counts: ConnectionCounts, number: int) -> None:
         self._counts = counts
         self._number = number
         self._connections = 0
@@ -67,7 +67,7 @@ class OwnTurn:
         self._connections = connections
         self._counts.tell(self._number, connections)
 
-    def mine(self) -> bool:
+    def accepts_next(self) -> bool:
         """Whether to accept the next connection (rule 1)."""
         fewest = self._counts.fewest()
         return self._connections < fewest + max(SLACK, fewest // 4)

@@ -23,7 +23,7 @@ from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
 
-class Places:
+class Repositories:
     """Finds models in all repositories."""
 
     def __init__(self, settings: Settings) -> None:

@@ -47,7 +47,7 @@ REST_SECONDS = 1.0  # for what a process had sent when it ended
 KILL_SECONDS = 10.0
 
 
-class Life:
+class FrontEndSession:
     """One process of a front end."""
 
     def __init__(self, fronts: FrontEnds, number: int) -> None:
@@ -168,7 +168,7 @@ class Life:
         end.selected(request, response, final, error)
         services.loop.loop_pass.end()
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ from start to end
 
     def kill(self) -> None:
         """SIGKILL; what follows is done when its socket says that it has ended."""

@@ -2,7 +2,7 @@
 
 The problem: models are loaded, reloaded and unloaded while they serve, several operations at a time, on models that
 depend on each other; and an operator must always be told what state a version is in and why. The choice: a
-version's state changes only by the table below, which loads and withdrawals (repository.loading,
+version's state changes only by the table below, which loads and withdrawals (repository.loads,
 repository.withdrawal) follow. Nothing here waits, reads files or knows the time.
 
 Rules (docs/protocol/rules.md E4, docs/protocol/observed.md 14):

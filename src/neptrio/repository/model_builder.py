@@ -37,8 +37,8 @@ from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
 from neptrio.repository.model import Model, too_long
 from neptrio.repository.override import Folder, LoadParameters
-from neptrio.repository.places import Places
 from neptrio.repository.regroup import Regrouping
+from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
@@ -75,19 +75,19 @@ class PollFailure(Exception):
     listed = False  # a repository has a folder of that name
 
 
-class Loader:
+class ModelBuilder:
     """Reads folders and makes models. Used on the trio thread, works on loader threads."""
 
     def __init__(
         self,
         settings: Settings,
-        places: Places,
+        repositories: Repositories,
         loop: LoopServices,
         completions: CompletionQueue,
         host: ModelHost,
     ) -> None:
         self._settings = settings
-        self._places = places
+        self._repositories = repositories
         self._loop = loop
         self._completions = completions
         self._memory = MemoryProbe()
@@ -100,9 +100,9 @@ class Loader:
         the repository `chosen`."""
 
         def look() -> scan.Fingerprint | None:
-            folders = _preferred(self._places.folders(name), chosen)
+            folders = _preferred(self._repositories.folders(name), chosen)
             try:
-                return self._places.state(folders[0]) if len(folders) == 1 else None
+                return self._repositories.state(folders[0]) if len(folders) == 1 else None
             except (OSError, Unavailable):
                 return None
 
@@ -122,27 +122,27 @@ class Loader:
         files = override.decode(parameters.files)
         folders: list[Path] = []
         try:
-            folders = _preferred(self._places.folders(name, parameters.repository), chosen)
+            folders = _preferred(self._repositories.folders(name, parameters.repository), chosen)
             # unreachable storage does not delay models that are known not to be there
             if not folders and not files:
-                self._places.refresh()
-                folders = _preferred(self._places.folders(name, parameters.repository), chosen)
+                self._repositories.refresh()
+                folders = _preferred(self._repositories.folders(name, parameters.repository), chosen)
             if files:
                 folder = override.write(files)
                 model_dir = folder.path
             elif len(folders) > 1:
                 raise PollFailure(scan.DUPLICATE)
             elif not folders:
-                no_model = self._places.no_model(name, parameters.repository)
-                raise PollFailure("; ".join((no_model, *self._places.problems)))
+                no_model = self._repositories.no_model(name, parameters.repository)
+                raise PollFailure("; ".join((no_model, *self._repositories.problems)))
             else:
                 model_dir = folders[0]
-                state = self._places.localise(model_dir)
+                state = self._repositories.localise(model_dir)
                 if state is not None:  # nobody writes to it now
                     return self._read(name, model_dir, parameters, state)
                 self._refuse_links(model_dir)
             for attempt in range(1, READS + 1):
-                state = scan.fingerprint(model_dir, self._places.roots)
+                state = scan.fingerprint(model_dir, self._repositories.roots)
                 try:
                     found = self._read(name, model_dir, parameters, state, folder, bool(folders))
                 except (TritonError, OSError):
@@ -155,7 +155,7 @@ class Loader:
         except Exception as error:
             _release(folder)
             if isinstance(error, (PollFailure, TritonError, OSError)):
-                failure = PollFailure(self._places.shown(text_of(error)))
+                failure = PollFailure(self._repositories.shown(text_of(error)))
             else:
                 log.exception("reading the folder of model '%s' failed", name)
                 failure = PollFailure(summary(error))
@@ -164,7 +164,7 @@ class Loader:
 
     def _changed(self, model_dir: Path, state: scan.Fingerprint) -> bool:
         """True when the folder has changed since `state`: what was read may be half of something."""
-        return scan.fingerprint(model_dir, self._places.roots) != state
+        return scan.fingerprint(model_dir, self._repositories.roots) != state
 
     def _read(
         self,
@@ -182,7 +182,7 @@ class Loader:
             raise PollFailure("files were given without the parameter 'config'")
         else:
             source = model_config.read(model_dir, self._settings.model_config_name)
-            if self._places.named_by_flag(model_dir):
+            if self._repositories.named_by_flag(model_dir):
                 source.config.name = name
         written = model_config.new_config()
         written.CopyFrom(source.config)
@@ -200,7 +200,7 @@ class Loader:
         )
 
     def _refuse_links(self, model_dir: Path) -> None:
-        links = scan.leading_out(model_dir, self._places.roots)
+        links = scan.leading_out(model_dir, self._repositories.roots)
         if links:
             raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 

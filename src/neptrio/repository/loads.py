@@ -1,8 +1,8 @@
 """Runs loads: each is a task, from the call to the moment the new versions serve.
 
-Reading files and making models is in repository.loader.
+Reading files and making models is in repository.model_builder.
 
-Rules (in addition to those of repository.lifecycle):
+Rules (in addition to those of repository.version_states):
  1. New versions replace old ones without an await in between: a lookup finds the old or the new one.
  2. Loads of one model run one after the other, loads of different models side by side. An ensemble waits for the
     models of its steps, but never for itself.
@@ -25,16 +25,16 @@ from neptrio.config import defaults, groups
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.foreign import summary
 from neptrio.loop import collector
-from neptrio.repository import change, lifecycle, loader
+from neptrio.repository import change, model_builder, version_states
 from neptrio.repository.budget import files_of
 from neptrio.repository.catalog import Catalog
-from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.load_line import LAST, Aside, LoadLine, Rank
-from neptrio.repository.loader import Building, Found, Loader, PollFailure
 from neptrio.repository.model import Model
+from neptrio.repository.model_builder import Building, Found, ModelBuilder, PollFailure
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation, Record, Row
 from neptrio.repository.regroup import Regrouping
+from neptrio.repository.version_states import Event, State
 from neptrio.repository.waiting import NoRoom
 from neptrio.repository.withdrawal import Withdrawal
 from neptrio.request.infer_request import monotonic_ns
@@ -50,14 +50,16 @@ DEAR_BYTES = 256 << 20  # and so does one of larger files, until it is known how
 REBUILDS = 10  # of an ensemble whose steps' models change while it is built
 
 
-class Loading:
+class Loads:
     """The loads under way. Lives on the trio thread."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, withdrawal: Withdrawal, made_by: Loader) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, withdrawal: Withdrawal, made_by: ModelBuilder
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._withdrawal = withdrawal
-        self.loader = made_by
+        self.builder = made_by
         self._numbers = itertools.count(1)
         self._waits: dict[str, set[str]] = {}  # model -> the models that its load waits for
         self._line = LoadLine(settings.model_load_thread_count, self._rank)
@@ -173,7 +175,7 @@ class Loading:
         parameters = operation.parameters
         persists = record.override is not None and record.folder is None
         if not parameters.overrides and persists and record.serving:
-            current = await self.loader.fingerprint(name, record.chosen)
+            current = await self.builder.fingerprint(name, record.chosen)
             if current == record.fingerprint:
                 parameters = replace(parameters, config=record.override)
         operation.phase = "reading the configuration"
@@ -182,11 +184,11 @@ class Loading:
                 found = Found(record.folder.path, record.source, record.fingerprint or {},
                               sorted(record.serving), record.folder)  # fmt: skip
             else:
-                found = await self.loader.find(name, parameters, record.chosen)
+                found = await self.builder.find(name, parameters, record.chosen)
         except PollFailure as failure:
             record.problem, record.polled = str(failure), failure.fingerprint
             record.listed = failure.listed
-            raise loader.poll_failed(name, str(failure)) from None
+            raise model_builder.poll_failed(name, str(failure)) from None
         record.polled, record.listed = found.fingerprint, found.listed
         if self._catalog.demand is not None:
             self._catalog.demand.renew(name, found.source.config, found.listed)
@@ -242,7 +244,7 @@ class Loading:
         if not found.versions:
             record.versionless = True
             self._catalog.lack(record, True)
-            raise loader.no_version(name, found.model_dir)
+            raise model_builder.no_version(name, found.model_dir)
         self._catalog.lack(record, False)
         before = record.children
         self._catalog.compose(record, tuple(dict.fromkeys(before + children)))
@@ -324,11 +326,11 @@ class Loading:
         async def one(version: int) -> None:
             try:
                 if version in same:
-                    changes[version] = await self.loader.regroup(
+                    changes[version] = await self.builder.regroup(
                         same[version], found, operation.building, operation.tell
                     )
                 else:
-                    models[version] = await self.loader.build(
+                    models[version] = await self.builder.build(
                         name, version, found, operation.building, operation.tell
                     )
             except TritonError as error:
@@ -344,7 +346,7 @@ class Loading:
             reasons = {v: f"{e.code.title}: {e}" for v, e in failed}
             for v in found.versions:
                 record.rows[v].apply(Event.FAIL, reasons.get(v, f"version {version} failed to load"))
-            raise loader.version_failed(name, version, reason) from error
+            raise model_builder.version_failed(name, version, reason) from error
         return models, changes
 
     def _stop_made(self, operation: Operation) -> None:
@@ -387,7 +389,7 @@ class Loading:
 
         async def one(child: str) -> None:
             while child not in self._catalog.latest:
-                if child == name or lifecycle.would_wait_for_itself(self._waits, name, child):
+                if child == name or version_states.would_wait_for_itself(self._waits, name, child):
                     break
                 record = self._catalog.records.get(child)
                 running = record.operations[0] if record is not None and record.operations else None
@@ -420,7 +422,7 @@ class Loading:
     async def _follow(self, name: str) -> None:
         """After a model has changed: loads the ensembles that use it again, with its new tensors."""
         waiting = []
-        for above in reversed(lifecycle.above(self._catalog.users, name)):
+        for above in reversed(version_states.above(self._catalog.users, name)):
             record = self._catalog.records[above]
             if not record.wanted or record.operations or name not in record.children:
                 continue

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from neptrio.repository import lifecycle
-from neptrio.repository.lifecycle import TABLE, UNLOADED, Event, State, after, reason_after
+from neptrio.repository import version_states
+from neptrio.repository.version_states import TABLE, UNLOADED, Event, State, after, reason_after
 
 LOADS = (Event.SUCCEED, Event.FAIL, Event.ABANDON)
 
@@ -70,7 +70,7 @@ def test_what_cannot_happen_is_refused(pair: tuple[State, Event]) -> None:
 def test_readiness_and_names() -> None:
     assert [s.shown for s in State] == [
         "UNKNOWN", "LOADING", "READY", "READY", "UNLOADING", "UNAVAILABLE", "UNAVAILABLE"]  # fmt: skip
-    assert [s for s in State if lifecycle.keeps_ready(s, UNLOADED if s is State.UNLOADED else "")] == [
+    assert [s for s in State if version_states.keeps_ready(s, UNLOADED if s is State.UNLOADED else "")] == [
         State.READY, State.RELOADING, State.UNLOADED]  # fmt: skip
 
 
@@ -101,21 +101,21 @@ MODELS = {
 
 
 def test_ensembles_go_before_the_models_of_their_steps() -> None:
-    assert lifecycle.above(users(MODELS), "a") == ("outer", "inner")
-    assert lifecycle.above(users(MODELS), "inner") == ("outer",)
-    assert lifecycle.above(users(MODELS), "outer") == ()
-    assert lifecycle.above({"y": {"x"}, "x": {"y"}}, "x") == ("y",)
+    assert version_states.above(users(MODELS), "a") == ("outer", "inner")
+    assert version_states.above(users(MODELS), "inner") == ("outer",)
+    assert version_states.above(users(MODELS), "outer") == ()
+    assert version_states.above({"y": {"x"}, "x": {"y"}}, "x") == ("y",)
 
 
 def test_orphans_are_implicit_and_needed_by_nobody_else() -> None:
-    assert lifecycle.orphans(MODELS, users(MODELS), "outer") == ("inner", "a")
-    assert lifecycle.orphans(MODELS, users(MODELS), "inner") == (), "outer needs a"
-    assert lifecycle.orphans(MODELS, users(MODELS), "a") == ()
+    assert version_states.orphans(MODELS, users(MODELS), "outer") == ("inner", "a")
+    assert version_states.orphans(MODELS, users(MODELS), "inner") == (), "outer needs a"
+    assert version_states.orphans(MODELS, users(MODELS), "a") == ()
     unwanted = {**MODELS, "outer": Standing(("inner", "a"))}
-    assert lifecycle.orphans(unwanted, users(unwanted), "inner") == ("a",)
+    assert version_states.orphans(unwanted, users(unwanted), "inner") == ("a",)
 
 
 def test_waiting_in_a_circle_is_seen() -> None:
-    assert lifecycle.would_wait_for_itself({"b": ["c"], "c": ["a"]}, "a", "b")
-    assert not lifecycle.would_wait_for_itself({"b": ["c"], "c": ["d"]}, "a", "b")
-    assert lifecycle.would_wait_for_itself({}, "a", "a")
+    assert version_states.would_wait_for_itself({"b": ["c"], "c": ["a"]}, "a", "b")
+    assert not version_states.would_wait_for_itself({"b": ["c"], "c": ["d"]}, "a", "b")
+    assert version_states.would_wait_for_itself({}, "a", "a")

@@ -57,7 +57,7 @@ class IsolatedCall(Call):
         return response
 
 
-class Life:
+class ProcessSession:
     """One process of an instance and its rings, from start to end. ServerSide calls its methods for what arrives."""
 
     def __init__(self, instance: IsolatedInstance, process: Process, services: Any, decoupled: bool) -> None:
