@@ -27,8 +27,8 @@ async def listed() -> dict[str, int]:
 
 
 def test_who_waits_for_a_model_is_not_forgotten_when_it_is_listed() -> None:
-    places = SimpleNamespace(listed=listed)
-    catalog: Any = SimpleNamespace(places=places, records={}, latest={})
+    repositories = SimpleNamespace(listed=listed)
+    catalog: Any = SimpleNamespace(repositories=repositories, records={}, latest={})
     settings = Settings(model_repository=(), model_control_mode="on-demand")
     loop: Any = SimpleNamespace(timers=None, loop_pass=None)
     demand = LoadedMeanwhile(settings, catalog, loop, lambda *_, **__: None)
