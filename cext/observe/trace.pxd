@@ -32,6 +32,8 @@ cdef class Trace:
     cdef bytes rest                  # further members of that object, made when first needed
     cdef bint deferred, flushing, again, ended, abandoned
     cdef int64_t held                # hold() less release()
+    cdef int stage                   # of Responder.waits_for_kernel(), behind which it goes on
+    cdef Py_ssize_t followed         # how many of the oldest unsent responses that is for
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
     cdef list more                   # responses after the first: (made, send start, send end)
@@ -52,7 +54,8 @@ cdef class Trace:
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
     cdef object settle(self)
-    cdef object sent(self)
+    cdef object sent(self, Py_ssize_t most)
+    cdef Py_ssize_t unsent(self) except -1
     cpdef hold(self)
     cpdef release(self)
     cdef object close(self)

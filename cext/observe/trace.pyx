@@ -224,7 +224,8 @@ cdef class Trace:
     cdef object settle(self):
         """What was answered so far was sent, or never will be."""
         self.deferred = False
-        self.sent()
+        self.stage = 0
+        self.sent(self.unsent())
 
     def abandon(self):
         """Called by a transport: nothing more will be sent, the client is gone or has all it wanted."""
@@ -272,20 +273,34 @@ cdef class Trace:
             return
         self.flushing = False
         if self.deferred or self.request is None:
+            self.stage = 0
             return
-        if not self.abandoned and self.request.responder is not None and self.request.responder.waits_for_kernel(
-                self.request, self.look):
+        if not self.stage:
+            self.followed = self.unsent()
+        if not self.abandoned and self.request.responder is not None:
+            while self.stage < 2:
+                self.stage += 1
+                if self.request.responder.waits_for_kernel(self.request, self.look, self.stage - 1):
+                    self.flushing = True
+                    return
+        self.stage = 0
+        self.sent(self.followed)
+        if self.request is not None and not self.abandoned and self.unsent():  # they were made while others went
             self.flushing = True
-            return
-        self.sent()
+            self.look()
 
     def look(self):
         """Called by the transport: the kernel has taken more of what was answered, or nobody waits for that any more."""
         self.sampler.loop_pass.connections.append(self)
         self.sampler.loop_pass.soon()
 
-    cdef object sent(self):
-        """Everything answered so far was handed to the network."""
+    cdef Py_ssize_t unsent(self) except -1:
+        """How many of the responses made so far were not handed to the network."""
+        cdef Py_ssize_t first = self.record.made and not self.record.send_end
+        return first + (len(self.waiting) if self.waiting is not None else 0)
+
+    cdef object sent(self, Py_ssize_t most):
+        """The `most` oldest of the unsent responses were handed to the network, or never will be."""
         cdef InferRequest request = self.request
         cdef int64_t now, start
         if request is None:
@@ -293,16 +308,17 @@ cdef class Trace:
         if not self.abandoned:
             now = now_ns()
             start = request.timestamps[<int>SEND_START]
-            if self.record.made and not self.record.send_end:
+            if most and self.record.made and not self.record.send_end:
                 self.mark_sent(self.record.made, start, now)
-            if self.waiting is not None:
-                for made in self.waiting:
+                most -= 1
+            if most and self.waiting is not None:
+                for made in self.waiting[:most]:
                     self.mark_sent(made, start, now)
-                self.waiting = None
+                self.waiting = self.waiting[most:] or None
         elif self.waiting is not None:
             self.more = (self.more or []) + [(made, 0, 0) for made in self.waiting]
             self.waiting = None
-        if self.ended:
+        if self.ended and (self.abandoned or not self.unsent()):
             self.close()
 
     cdef object mark_sent(self, int64_t made, int64_t start, int64_t end):

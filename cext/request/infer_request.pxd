@@ -153,7 +153,7 @@ cdef class Responder:
     cdef public int protocol           # a Protocol: how the requests that it answers came in
     cpdef object respond(self, InferRequest request, InferResponse response, bint final)
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1
-    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback, int stage) except -1
 
 # Who sent requests, where clients must say who they are (service.tokens). One object per client, whose requests have
 # their sequences and cached answers for themselves.

@@ -216,12 +216,13 @@ cdef class Responder:
         """
         return False
 
-    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
-        # type: (..., Callable[[], None]) -> bool
-        """Called of an answered request once its connection was flushed.
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback, int stage) except -1:
+        # type: (..., Callable[[], None], ...) -> bool
+        """Called of an answered request once its connection was flushed: with stage 0, and with stage 1 when that is over.
 
-        True: the kernel has not taken the whole answer yet, and callback() will be called once, on the trio thread, when
-        it has taken more of it, or nobody waits for it. False: it has, or nobody knows; callback is not kept.
+        Stage 0 is the way of what was answered so far to the connection's output (HTTP/2: windows), stage 1 from there to the
+        kernel. True: callback() will be called once, on the trio thread, when the stage is over, or nobody waits for the
+        answer. False: it is over, or nobody knows; callback is not kept.
         """
         return False
 

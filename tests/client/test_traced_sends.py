@@ -22,7 +22,7 @@ from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2
 
 from tests.backends.python.models import config, isolated
-from tests.support.raw_http2 import RawClient, message
+from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
@@ -98,6 +98,49 @@ def test_a_slow_reader_over_grpc(server: ServerProcess) -> None:
         client.close()
     start, end = sent(server, "grpc")
     assert start < begun and resumed < end
+
+
+def stream_request(request_id: str) -> bytes:
+    request = service_pb2.ModelInferRequest(model_name="large", id=request_id)
+    request.inputs.add(name="IN", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    return message(request.SerializeToString())
+
+
+def test_a_slow_reader_of_a_stream(server: ServerProcess) -> None:
+    """Each answer has its own end: the first one's does not wait until the second, which is behind it, is read."""
+    client = RawClient(server.grpc, credit=False)
+    try:
+        requests = stream_request("one") + stream_request("two")
+        client.send(client.headers(1, STREAM_INFER) + client.data(1, requests, end=True))
+        client.until(lambda: client.replies[1].data, "the first answer's beginning")
+        begun = time.monotonic_ns()
+        assert recent(server, "one") == [], "the client's windows are full"
+        resumed = time.monotonic_ns()
+        for stream in (0, 1):
+            client.send(WindowUpdateFrame(stream, window_increment=SIZE).serialize())
+        client.until(lambda: client.replies[1].messages, "the first answer")
+        start, end = sent(server, "one")
+        assert start < begun and resumed < end
+        assert recent(server, "two") == [], "most of the second waits for its client"
+        resumed = time.monotonic_ns()
+        for stream in (0, 1):
+            client.send(WindowUpdateFrame(stream, window_increment=2 * SIZE).serialize())
+        client.until(lambda: client.replies[1].ended, "both answers")
+        assert client.replies[1].status == 0
+    finally:
+        client.close()
+    assert resumed < sent(server, "two")[1]
+
+
+def test_a_client_that_leaves_a_stream_ends_its_traces(server: ServerProcess) -> None:
+    client = RawClient(server.grpc, credit=False)
+    client.send(
+        client.headers(1, STREAM_INFER)
+        + client.data(1, stream_request("left one") + stream_request("left two"))
+    )
+    client.until(lambda: client.replies[1].data, "the first answer's beginning")
+    client.close()
+    until(lambda: recent(server, "left one") and recent(server, "left two"), "the traces")
 
 
 def test_a_client_that_leaves_ends_its_trace(server: ServerProcess) -> None:

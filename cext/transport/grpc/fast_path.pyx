@@ -39,10 +39,10 @@ cdef class UnaryResponder(Responder):
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
         (<UnaryCore>request.context).answer(request, response)
 
-    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
-        # type: (..., Callable[[], None]) -> bool
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback, int stage) except -1:
+        # type: (..., Callable[[], None], ...) -> bool
         cdef UnaryCore stream = <UnaryCore>request.context
-        return stream.when_taken(callback) or stream._connection.writer.when_taken(callback)
+        return stream._connection.writer.when_taken(callback) if stage else stream.when_taken(callback)
 
 
 cdef UnaryResponder _responder = UnaryResponder()

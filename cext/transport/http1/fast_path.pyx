@@ -99,9 +99,9 @@ cdef class ExchangeCore(Responder):
         self.keep_alive = True
         self.protocol = HTTP_PROTOCOL
 
-    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
-        # type: (..., Callable[[], None]) -> bool
-        return self.connection.writer.when_taken(callback)
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback, int stage) except -1:
+        # type: (..., Callable[[], None], ...) -> bool
+        return stage and self.connection.writer.when_taken(callback)
 
     def disconnect(self, services):
         # type: (Services) -> None

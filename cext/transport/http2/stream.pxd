@@ -41,7 +41,8 @@ cdef class Stream:
     cdef Py_ssize_t out_first
     cdef Py_ssize_t out_at
     cdef readonly Py_ssize_t out_bytes # bytes waiting in the outbox
-    cdef object on_taken               # called once when the session has taken the whole outbox, or it was dropped; None: nobody waits
+    cdef int64_t gone                  # bytes that have ever left the outbox
+    cdef list watchers                 # (value of `gone` that is waited for, callback), None = nobody waits
     cdef Py_ssize_t moved              # bytes that left it since stalled() looked
     cdef int64_t seen_ns               # when stalled() first saw that something waits, 0: it did not
     cdef public list reply_headers     # None: the usual ones  # type: list[tuple[bytes, bytes]] | None
@@ -61,7 +62,7 @@ cdef class Stream:
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1
     cpdef bint when_taken(self, object callback) except -1
-    cdef int _taken(self) except -1
+    cdef int _tell_watchers(self, bint all) except -1
     cdef int abandon(self) except -1
     cpdef int over(self) except -1
     cpdef bint stalled(self, int64_t now_ns, int64_t limit_ns) except -1

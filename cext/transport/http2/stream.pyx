@@ -159,8 +159,8 @@ cdef class Stream:
         self.out_bytes = 0
         self.outbox = []
         self.out_first = self.out_at = 0
-        if self.on_taken is not None:
-            self._taken()
+        if self.watchers is not None:
+            self._tell_watchers(True)
         return 0
 
     cpdef int over(self) except -1:
@@ -234,23 +234,29 @@ cdef class Stream:
     cdef int sent(self, Py_ssize_t n) except -1:
         self.out_bytes -= n
         self.moved += n
+        self.gone += n
         self.account.count_out(-n)
-        if self.on_taken is not None and self.out_bytes == 0:
-            self._taken()
+        if self.watchers is not None:
+            self._tell_watchers(False)
         return 0
 
     cpdef bint when_taken(self, object callback) except -1:
         # type: (Callable[[], None]) -> bool
-        """Has callback() called once when the session has taken the whole answer, or it was dropped. False: nothing is left
-        of it; it is not called."""
+        """Has callback() called once when the session has taken what is in the outbox now, or it was dropped. False: nothing
+        is; it is not called."""
         if not self.out_bytes or self.ended:
             return False
-        self.on_taken = callback
+        if self.watchers is None:
+            self.watchers = []
+        self.watchers.append((self.gone + self.out_bytes, callback))
         return True
 
-    cdef int _taken(self) except -1:
-        callback, self.on_taken = self.on_taken, None
-        callback()
+    cdef int _tell_watchers(self, bint all) except -1:
+        cdef list watchers = self.watchers
+        while watchers and (all or <int64_t>watchers[0][0] <= self.gone):
+            watchers.pop(0)[1]()
+        if not watchers:
+            self.watchers = None
         return 0
 
     def take(self, Py_ssize_t limit):

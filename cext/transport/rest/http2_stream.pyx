@@ -50,10 +50,10 @@ cdef class PlainResponder(Responder):
             return
         (<RestStream>request.context).answer(request, response)
 
-    cpdef bint waits_for_kernel(self, InferRequest request, object callback) except -1:
-        # type: (..., Callable[[], None]) -> bool
+    cpdef bint waits_for_kernel(self, InferRequest request, object callback, int stage) except -1:
+        # type: (..., Callable[[], None], ...) -> bool
         cdef RestStream stream = <RestStream>request.context
-        return stream.when_taken(callback) or stream.connection.writer.when_taken(callback)
+        return stream.connection.writer.when_taken(callback) if stage else stream.when_taken(callback)
 
 
 cdef PlainResponder _responder = PlainResponder()

@@ -46,6 +46,8 @@ class Selecting:
             return False
         size = sum(tensor.nbytes for tensor in response.outputs or ())
         self._hold(size)
+        if request.trace is not None:
+            request.trace.hold()
         self._queue.append(((request, response, final), size))
         if len(self._queue) == 1:
             self._scope = trio.CancelScope()
@@ -70,7 +72,10 @@ class Selecting:
                     return
                 self._queue.popleft()
                 self._hold(-size)
+                trace = request.trace
                 self._respond(request, response, final, slow)
+                if trace is not None:
+                    trace.release()
                 self._connection.flush_soon()
 
     def end(self) -> None:
@@ -78,7 +83,11 @@ class Selecting:
         if self._scope is not None:
             self._scope.cancel()
         while self._queue:
-            self._hold(-self._queue.popleft()[1])
+            (request, _, _), size = self._queue.popleft()
+            self._hold(-size)
+            if request.trace is not None:
+                request.trace.abandon()
+                request.trace.release()
         self._respond = self._hold = _nothing
 
 

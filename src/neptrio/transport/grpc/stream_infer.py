@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from grpclib.const import Status
 from neptrio.codec.outputs import select
 from neptrio.codec.proto_response import encode_response
 from neptrio.errors import Internal, TritonError, Unavailable, raise_it
+from neptrio.observe.trace import Trace
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -70,6 +72,10 @@ class StreamResponder(Responder):
             return True
         return False
 
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None], stage: int) -> bool:
+        stream = request.context
+        return bool(stream.writer.when_taken(callback) if stage else stream.when_taken(callback))
+
 
 RESPONDER = StreamResponder()
 
@@ -84,7 +90,7 @@ class _Entry(GrpcInfer):
         self.stream = stream
         self.came = size  # bytes of the message as it came
         self.ordered = True
-        self.held: list[list[Any]] = []
+        self.held: list[tuple[list[Any], Trace | None]] = []
         self.done = False
         self.size = self.serving = 0  # bytes of the plain message, and what of it serve() has counted
 
@@ -105,6 +111,7 @@ class StreamInfer(Call):
     ) -> None:
         GrpcStream.__init__(self, session, stream_id, headers)
         self._connection = connection
+        self.writer = connection.writer
         if connection.forward is None:  # a header policy looks at whole messages
             self.source_of = connection.source_of
         self._order: deque[_Entry] = deque()
@@ -115,7 +122,7 @@ class StreamInfer(Call):
         self._input_bytes = 0
         self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
-        self._deflating: deque[list[Any]] = deque()
+        self._deflating: deque[tuple[list[Any], Trace | None]] = deque()
         self._unfinished_bytes = 0  # of answers that workers classify or compress
         self._selecting = Selecting(connection, self._respond, self._hold_unfinished)
         self._held_bytes = 0  # of answers that wait for earlier ones
@@ -344,36 +351,43 @@ class StreamInfer(Call):
 
     def _deliver(self, entry: _Entry, segments: list[Any], final: bool) -> None:
         order = self._order
+        trace = entry.request.trace
         if final:
             entry.done = True
             del self._open[entry.request]
             self._close(entry)
         if segments:
             if not entry.ordered or order[0] is entry:
-                self._send(segments)
+                self._send(segments, trace)
             else:
-                entry.held.append(segments)
+                if trace is not None:
+                    trace.hold()
+                entry.held.append((segments, trace))
                 self._hold(framed_size(segments))
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
-                for waiting in held:
+                for waiting, trace in held:
                     self._hold(-framed_size(waiting))
-                    self._send(waiting)
+                    self._send(waiting, trace)
+                    if trace is not None:
+                        trace.release()
         if final and (self._waiting or self.paused):
             self._advance()
         elif not self._open:
             self._settle()
         self._connection.want_flush()
 
-    def _send(self, segments: list[Any]) -> None:
+    def _send(self, segments: list[Any], trace: Trace | None) -> None:
         if self._encoding is None:
             self.send_segments(segments)
         elif not self._deflating and (deflater := self._deflater(segments)).done_here():
             self.send_segments(deflater.segments)
         else:
-            self._deflating.append(segments)
+            if trace is not None:
+                trace.hold()
+            self._deflating.append((segments, trace))
             self._hold_unfinished(framed_size(segments))
             if len(self._deflating) == 1:
                 self._connection.nursery.start_soon(self._deflate)
@@ -386,12 +400,16 @@ class StreamInfer(Call):
         """Lets the workers compress the large answers, one after the other, and sends them in order."""
         workers = self._connection.services.workers
         while self._deflating and not self.ended:
-            deflater = self._deflater(self._deflating[0])
+            segments, trace = self._deflating[0]
+            deflater = self._deflater(segments)
             if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
                 break
             if self._deflating:
-                self._hold_unfinished(-framed_size(self._deflating.popleft()))
+                self._deflating.popleft()
+                self._hold_unfinished(-framed_size(segments))
             self.send_segments(deflater.segments)
+            if trace is not None:
+                trace.release()
             self._connection.flush_soon()
         if not self.ended and not self.out_bytes:
             self.on_writable()
@@ -415,6 +433,10 @@ class StreamInfer(Call):
         if self._working is not None:
             self._working.cancel()
         self._waiting.clear()
+        for _, trace in itertools.chain(self._deflating, *(entry.held for entry in self._order)):
+            if trace is not None:  # what waited will not be sent
+                trace.abandon()
+                trace.release()
         self._deflating.clear()
         self._selecting.end()
         self._hold(-self._held_bytes)

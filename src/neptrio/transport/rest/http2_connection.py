@@ -90,8 +90,8 @@ class Http2Exchange(HttpExchange):
     def hold(self, size: int) -> None:
         self._stream.serve(size)
 
-    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None]) -> bool:
-        return self._stream.when_taken(callback) or self.connection.writer.when_taken(callback)
+    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None], stage: int) -> bool:
+        return self.connection.writer.when_taken(callback) if stage else self._stream.when_taken(callback)
 
     # ------------------------------------------------------------ input
 
