@@ -422,12 +422,28 @@ def check_since_start(server: ServerProcess, *loads: dict[str, Any]) -> None:
         found: dict[str, Any] = stats(server, "m", "?since_start=true")["since_start"]
         return found
 
+    def told_by_grpc(asked: str) -> dict[str, Any]:
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            got = client.get_inference_statistics("m", headers={"neptrio-since-start": asked}, as_json=True)
+        row: dict[str, Any] = got["model_stats"][0]
+        return row
+
     # a load counts until it has answered everything, so from here on nothing changes
     until(lambda: told()["inference_count"] == sum(load["inference_count"] for load in loads), told)
     total = told()
     assert list(total) == [key for key in loads[0] if key not in ("name", "version", "memory_usage")]
     assert total["last_inference"] == max(load["last_inference"] for load in loads)
     assert total["execution_count"] == sum(load["execution_count"] for load in loads)
+    row = told_by_grpc("true")
+    assert row["inference_count"] == str(total["inference_count"])
+    assert row["inference_stats"]["success"]["ns"] == str(total["inference_stats"]["success"]["ns"])
+    assert row["last_inference"] == str(total["last_inference"])
+    assert len(row["batch_stats"]) == len(total["batch_stats"])
+    assert told_by_grpc("false")["inference_count"] == str(stats(server, "m")["inference_count"])
+    with pytest.raises(
+        InferenceServerException, match="metadata 'neptrio-since-start' must be true or false, got 'perhaps'"
+    ):
+        told_by_grpc("perhaps")
     for name, duration in total["inference_stats"].items():
         for part in ("count", "ns"):
             assert duration[part] == sum(load["inference_stats"][name][part] for load in loads)

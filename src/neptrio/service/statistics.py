@@ -1,7 +1,8 @@
 """The statistics extension (docs/protocol/statistics-extension.md) and our additions to it.
 
 Additions: query parameters of the HTTP form add keys at the end of each $model_stat. They are absent unless
-asked for, and clients may ignore them.
+asked for, and clients may ignore them. gRPC's messages have no place for more keys: there the metadata
+`neptrio-since-start: true` has the message's own fields hold the sums since the server's start.
 
     percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
     histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
@@ -55,12 +56,19 @@ class Detail:
             if key == "percentiles":
                 found[key] = _percentiles(value)
             elif key in ("histograms", "live", "since_start"):
-                if value.lower() not in ("true", "false", "1", "0"):
-                    raise InvalidArgument(
-                        f"query parameter '{shown(key)}' must be true or false, got '{shown(value)}'"
-                    )
-                found[key] = value.lower() in ("true", "1")
+                found[key] = _switch(f"query parameter '{key}'", value)
         return Detail(**found)
+
+
+def since_start_asked(name: str, value: str | None) -> bool:
+    """Whether the metadata `name` of a gRPC call asks for what since_start does. Raises InvalidArgument for another value."""
+    return value is not None and _switch(f"metadata '{name}'", value)
+
+
+def _switch(what: str, value: str) -> bool:
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise InvalidArgument(f"{what} must be true or false, got '{shown(value)}'")
+    return value.lower() in ("true", "1")
 
 
 def _percentiles(text: str) -> tuple[str, ...]:

@@ -34,10 +34,16 @@ from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.slices import gathered
 from neptrio.service import Services, Verbs
+from neptrio.service.statistics import Detail, since_start_asked
 from neptrio.transport.grpc.encoded import Encoded
 from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
 from neptrio.transport.grpc.shared_memory import SharedMemoryHandlers
+
+STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
+SINCE_START = (
+    "neptrio-since-start"  # metadata: "true" asks for the sums over all loads since the server's start
+)
 
 
 def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
@@ -89,9 +95,22 @@ class InferenceHandlers(SharedMemoryHandlers):
         config = self._verbs.metadata.config_message(message.name, message.version)
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 
-    async def model_statistics(self, message: Any) -> Encoded:
-        texts = self._verbs.statistics.texts(message.name, message.version, "protobuf", _statistics_text)
-        return await encoded(texts)
+    def __mapping__(self) -> dict[str, Any]:
+        """grpclib's handlers by path; that of the statistics sees what its client asks for beside the message."""
+        mapping = dict(super().__mapping__())
+        mapping[STATISTICS] = mapping[STATISTICS]._replace(func=self._statistics_call)
+        return mapping
+
+    async def _statistics_call(self, stream: Any) -> None:
+        message = await stream.recv_message()
+        statistics = self._verbs.statistics
+        if since_start_asked(SINCE_START, stream.metadata.get(SINCE_START)):
+            detail = Detail(since_start=True)
+            rows = statistics.rows(message.name, message.version, detail)
+            texts: Iterable[bytes] = (_statistics_text({**row, **row["since_start"]}) for row in rows)
+        else:
+            texts = statistics.texts(message.name, message.version, "protobuf", _statistics_text)
+        await stream.send_message(await encoded(texts))
 
     async def log_settings(self, message: Any) -> LogSettingsResponse:
         changes: dict[str, Any] = {}
