@@ -49,6 +49,7 @@ cdef class ModelCounters:
     cdef Duration cache_miss
     cdef dict batches                    # batch size -> BatchCounters
     cdef list responses                  # [ResponseCounters], by the response's index
+    cdef ResponseCounters unseen         # rule 10: what is measured here; None until the backend has reported a response
     cdef readonly dict failures          # reason -> count  # type: dict[str, int]
     cdef readonly int64_t accepted       # since the load; = answered + failed + cancelled + in flight
     cdef public int64_t refused          # requests that the scheduler refused (mostly: queue full); not in `accepted`
@@ -68,6 +69,8 @@ cdef class ModelCounters:
     cdef bytes trace_head                # beginning of the model's objects in trace files; made by cext/observe/trace
     cdef int answered(self, InferRequest request, InferResponse response) except -1
     cdef int responded(self, InferRequest request, InferResponse response, int64_t now) except -1
+    cdef ResponseCounters at(self, uint64_t place)
+    cpdef measured(self, uint64_t place, int outcome, int64_t computing_ns, int64_t output_ns)
     cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
                       int64_t output_start, int64_t end) except -1
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1

@@ -20,6 +20,8 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
  8. Negative durations count as zero.
  9. Whatever changes what the statistics extension shows adds to `changes` or sets another `memory_usage`, so a text
     with the same two is still true. Most of a server's models are idle, and their texts are asked for again and again.
+ 10. A backend that reports the durations of its responses itself is believed: what was counted of responses before its first
+     report is dropped, and from there on its reports alone count. Whether a request has failed follows from its responses.
 """
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
@@ -40,6 +42,7 @@ from neptrio.request.infer_request cimport (
     InferRequest,
     InferResponse,
 )
+from neptrio.rings.kinds cimport CANCELLED, EMPTY, FAILED
 
 from bisect import bisect_left
 
@@ -239,7 +242,6 @@ cdef class ModelCounters:
     cdef int responded(self, InferRequest r, InferResponse response, int64_t now) except -1:
         cdef ResponseCounters c
         cdef int64_t start, produced
-        cdef Py_ssize_t index = min(r.responses, MAX_RESPONSE_KEYS - 1)
         self.changes += 1
         # the computation of a response starts at the end of the previous one, or of the inputs
         start = r.previous_response_ns
@@ -253,9 +255,7 @@ cdef class ModelCounters:
             produced = now
         elif produced < start:  # handed over while the one before was still delivered
             produced = start
-        while len(self.responses) <= index:
-            self.responses.append(ResponseCounters.__new__(ResponseCounters))
-        c = self.responses[index]
+        c = self.at(<uint64_t>r.responses) if self.unseen is None else self.unseen
         if response.null and r.cancelled and r.failure is None:
             # the model has seen the cancellation and stopped without an error
             r.failure = CANCELLATION
@@ -282,6 +282,36 @@ cdef class ModelCounters:
             add(&c.compute_output, now - produced)
             add(&c.success, now - start)
         return 0
+
+    cdef ResponseCounters at(self, uint64_t place):
+        """The counters of the responses with that place in their requests."""
+        cdef Py_ssize_t index = <Py_ssize_t>min(place, <uint64_t>MAX_RESPONSE_KEYS - 1)
+        while len(self.responses) <= index:
+            self.responses.append(ResponseCounters.__new__(ResponseCounters))
+        return self.responses[index]
+
+    cpdef measured(self, uint64_t place, int outcome, int64_t computing_ns, int64_t output_ns):
+        """A response as the backend reports it (rule 10); `outcome` is one of kinds.pxd. Without outputs output_ns is 0."""
+        cdef ResponseCounters c
+        cdef int64_t total = computing_ns + output_ns
+        if self.unseen is None:
+            self.unseen = ResponseCounters.__new__(ResponseCounters)
+            self.responses = []
+        self.changes += 1
+        c = self.at(place)
+        if outcome == CANCELLED:
+            add(&c.cancel, total)
+            return
+        add(&c.compute_infer, computing_ns)
+        if outcome == EMPTY:
+            add(&c.empty_response, total)
+        elif outcome == FAILED:
+            if output_ns > 0:
+                add(&c.compute_output, output_ns)
+            add(&c.fail, total)
+        else:
+            add(&c.compute_output, output_ns)
+            add(&c.success, total)
 
     cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
                       int64_t output_start, int64_t end) except -1:

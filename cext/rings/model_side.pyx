@@ -302,6 +302,14 @@ cdef class ModelSide(GivenReader):
             with nogil:
                 sched_yield()
 
+    def report(self, uint64_t place, uint32_t outcome, uint64_t computing_ns, uint64_t output_ns):
+        """Sends the durations of a response, for the model's statistics."""
+        cdef MessageWriter writer = self.checkout()
+        writer.u32(outcome)
+        writer.u64(computing_ns)
+        writer.u64(output_ns)
+        self.send(REPORT, place, writer, None)
+
     def call(self, uint64_t key, request, bint decoupled, bint blocking, parent, uint64_t batch):
         """Sends a request to another model."""
         cdef MessageWriter writer = self.checkout()

@@ -75,6 +75,10 @@ class Host:
     def holds_memory(self, rows: list[tuple[str, int, int]]) -> None:
         """Tells the server what this process holds besides ordinary memory: (type, id, bytes), see Backend.memory_usage()."""
 
+    def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
+        """Tells the server the durations of a response, which is the `place`th of its request. Who does so once counts all
+        responses of the model; `outcome` is one of kinds.py."""
+
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         """A family of custom metrics: Metric(labels, buckets) makes its metrics."""
         raise NotImplementedError

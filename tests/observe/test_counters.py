@@ -20,6 +20,7 @@ from neptrio.request.infer_request import (
     Timestamp,
     monotonic_ns,
 )
+from triton_python_backend_utils._process import kinds
 
 DURATIONS = (
     "success",
@@ -221,6 +222,24 @@ def test_decoupled_responses_by_index() -> None:
             entry["compute_infer"]["ns"] + entry["compute_output"]["ns"]
         )
     assert counts(model)["success"] == 2 and stats(model)["inference_count"] == 2
+
+
+def test_reports_of_a_backend_take_the_place_of_what_was_measured() -> None:
+    model = make_model(decoupled=True)
+    for _ in range(2):
+        request = make_request(model, **EXECUTED)
+        complete(request, out(), False)
+        model.counters.measured(0, kinds.SUCCEEDED, 30, 40)
+        complete(request, flags(), True)
+    model.counters.measured(1 << 40, kinds.FAILED, 5, 0)
+    got = stats(model)["response_stats"]
+    assert len(got) == MAX_RESPONSE_KEYS, "a place is bounded, whatever a process says"
+    assert {k: v for k, v in got["0"].items() if v["count"]} == {
+        "compute_infer": {"count": 2, "ns": 60},
+        "compute_output": {"count": 2, "ns": 80},
+        "success": {"count": 2, "ns": 140},
+    }
+    assert counts(model)["success"] == 2
 
 
 def test_a_decoupled_request_that_ends_in_an_error_has_failed() -> None:

@@ -221,3 +221,22 @@ def test_a_result_that_cannot_be(body: bytes, reason: str) -> None:
     assert pair.server.end() == ([batch], []) and not pair.answers.got
     pair.close()
     assert issubclass(Violation, Exception)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (struct.pack("<IQQ", 4, 1, 1), "a response whose outcome is 4"),
+        (struct.pack("<IQ", 0, 1), "ends too early"),
+    ],
+)
+def test_a_report_that_cannot_be(body: bytes, reason: str) -> None:
+    pair = Pair(1 << 18)
+    at = pair.layout.outputs
+    pair.shared.write(at, body.ljust(64, b"\0"))
+    entry = struct.pack("<IIQQQ", kinds.REPORT, len(body), 0, at, 64)
+    pair.shared.write(pair.layout.done + 256, entry)
+    pair.shared.write(pair.layout.done, struct.pack("<Q", 1))
+    assert not pair.server.drain()
+    assert len(pair.violations) == 1 and reason in pair.violations[0]
+    pair.close()

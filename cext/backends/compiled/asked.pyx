@@ -1,4 +1,5 @@
-"""What a backend asks of the server beside requests: log lines, metrics, loading and readiness of models, memory it holds.
+"""What a backend asks of the server and tells it beside requests: log lines, metrics, loading and readiness of models, memory
+that it holds, durations of its responses.
 
 Rules: those of host.pyx. A metric is known to the library by a number.
 """
@@ -64,6 +65,12 @@ cdef void on_memory(const compiled_memory* held, uint32_t count) noexcept with g
         running.host.holds_memory([(kind, id, size) for (kind, id), size in rows.items()])
     except BaseException as error:
         unheard("the backend's report of its memory was not taken", error)
+
+cdef void on_measured(const compiled_durations* durations) noexcept with gil:
+    try:
+        running.host.response_measured(durations.place, durations.outcome, durations.computing_ns, durations.output_ns)
+    except BaseException as error:
+        unheard("the backend's statistics of a response were not taken", error)
 
 cdef int on_family(int kind, const char* name, const char* description, uint64_t* id, char* text,
                    size_t room) noexcept with gil:
@@ -139,7 +146,7 @@ cdef int asks(compiled_host* functions, host) except -1:
     global running
     running = Asking.__new__(Asking)
     running.host, running.metrics = host, {}
-    functions.log, functions.memory = on_log, on_memory
+    functions.log, functions.memory, functions.measured = on_log, on_memory, on_measured
     functions.family, functions.metric, functions.change = on_family, on_metric, on_change
     functions.forget_metric = on_forget_metric
     functions.load, functions.unload = on_load, on_unload

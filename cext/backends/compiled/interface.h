@@ -109,6 +109,15 @@ struct compiled_call {
 
 struct compiled_memory { int type; int64_t id; uint64_t size; };
 
+enum compiled_reported { COMPILED_SUCCEEDED, COMPILED_FAILED, COMPILED_EMPTY, COMPILED_CANCELLED };
+
+/* durations of a response, which is the `place`th of its request, from 0 */
+struct compiled_durations {
+  uint32_t place;
+  enum compiled_reported outcome;
+  uint64_t computing_ns, output_ns;
+};
+
 enum compiled_metric_change { COMPILED_INCREMENT, COMPILED_SET, COMPILED_OBSERVE, COMPILED_VALUE };
 
 struct compiled_host {
@@ -124,6 +133,7 @@ struct compiled_host {
   void (*log)(int level, const char* file, int line, const char* text);
   /* all that the model and its instance hold, by what they have reported last */
   void (*memory)(const struct compiled_memory* held, uint32_t count);
+  void (*measured)(const struct compiled_durations* durations);
   int (*family)(int kind, const char* name, const char* description, uint64_t* id, char* text, size_t room);
   int (*metric)(uint64_t family, const struct compiled_parameter* labels, uint32_t count, const double* buckets,
                 uint32_t bucket_count, int bucketed, uint64_t* id, char* text, size_t room);

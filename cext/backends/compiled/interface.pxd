@@ -86,6 +86,12 @@ cdef extern from "interface.h":
         compiled_parameter* parameters
         uint32_t parameter_count
 
+    struct compiled_durations:
+        uint32_t place
+        int outcome
+        uint64_t computing_ns
+        uint64_t output_ns
+
     struct compiled_memory:
         int type
         int64_t id
@@ -101,6 +107,7 @@ cdef extern from "interface.h":
         void (*unused)(void*) noexcept with gil
         void (*log)(int, const char*, int, const char*) noexcept with gil
         void (*memory)(const compiled_memory*, uint32_t) noexcept with gil
+        void (*measured)(const compiled_durations*) noexcept with gil
         int (*family)(int, const char*, const char*, uint64_t*, char*, size_t) noexcept with gil
         int (*metric)(uint64_t, const compiled_parameter*, uint32_t, const double*, uint32_t, int, uint64_t*, char*,
                       size_t) noexcept with gil

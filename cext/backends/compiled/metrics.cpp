@@ -1,4 +1,4 @@
-// Metrics of a backend's own, which live in the server, and what it reports beside the times of a batch.
+// Metrics of a backend's own, which live in the server, and the values that they were given.
 #include "objects.h"
 
 namespace compiled {
@@ -24,11 +24,6 @@ struct MetricArguments : Object {
   MetricArguments() : Object(KIND) {}
   bool bucketed = false;
   std::vector<double> buckets;
-};
-
-struct Statistics : Object {
-  static constexpr Kind KIND = Kind::STATISTICS;
-  Statistics() : Object(KIND) {}
 };
 
 static Failed change(const char* function, Handle metric, int what, double value, double* result) {
@@ -151,34 +146,4 @@ API Failed TRITONSERVER_MetricSet(Handle metric, double value) {
 API Failed TRITONSERVER_MetricObserve(Handle metric, double value) {
   double ignored;
   return change(__func__, metric, COMPILED_OBSERVE, value, &ignored);
-}
-
-// ---------------------------------------------------------------- response statistics
-// The server measures the responses of decoupled models itself, so what is reported is checked and left.
-
-API Failed TRITONBACKEND_ModelInstanceResponseStatisticsNew(Handle* statistics) {
-  GIVEN(statistics);
-  *statistics = add(std::make_shared<Statistics>());
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceResponseStatisticsDelete(Handle statistics) {
-  return take<Statistics>(statistics) ? nullptr : missing(__func__, "Statistics handle");
-}
-
-#define STATISTICS_SET(NAME, TYPE)                                                                           \
-  API Failed TRITONBACKEND_ModelInstanceResponseStatisticsSet##NAME(Handle statistics, TYPE) {                \
-    FOUND(Statistics, found, statistics);                                                                    \
-    return nullptr;                                                                                          \
-  }
-STATISTICS_SET(ModelInstance, Handle)
-STATISTICS_SET(ResponseFactory, Handle)
-STATISTICS_SET(ResponseStart, uint64_t)
-STATISTICS_SET(ComputeOutputStart, uint64_t)
-STATISTICS_SET(ResponseEnd, uint64_t)
-STATISTICS_SET(Error, Failed)
-
-API Failed TRITONBACKEND_ModelInstanceReportResponseStatistics(Handle statistics) {
-  FOUND(Statistics, found, statistics);
-  return nullptr;
 }

@@ -183,6 +183,7 @@ struct Reply {
   bool again = false;
   bool final = false;
   bool known = false;  // the host has to be told when nothing is left that could answer it
+  uint32_t reported = 0;  // responses whose statistics were
   std::vector<std::shared_ptr<struct Response>> sent;
   std::vector<std::shared_ptr<State>> states;  // updated, and not sent yet
 };

@@ -58,7 +58,7 @@ cdef class OnCancel:
 cdef class ServerSide(RingSender):
     """See the module's text.
 
-    `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(),
+    `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(), response_measured(),
     send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
     """
 
@@ -140,6 +140,8 @@ cdef class ServerSide(RingSender):
                 self.host.took(entry.id)
             elif kind == CALL_CANCEL:
                 self.host.call_cancelled(entry.id, entry.length != 0)
+            elif kind == REPORT:
+                self.reported(entry.id)
             elif kind == DROPPED:
                 request = self.find(entry.id)
                 self.open.pop(entry.id, None)
@@ -281,6 +283,16 @@ cdef class ServerSide(RingSender):
                 self.passed[id] = size
                 return
         self.post(self.control, ACKNOWLEDGE, id, size)
+
+    cdef int reported(self, uint64_t place) except -1:
+        cdef uint32_t outcome = read_u32(&self.reader)
+        cdef uint64_t computing = read_u64(&self.reader), output = read_u64(&self.reader)
+        cdef uint64_t now = <uint64_t>now_ns()  # nothing takes longer than since the machine was started
+        self.finish()
+        if outcome > CANCELLED:
+            raise Violation(f"a response whose outcome is {outcome}")
+        self.host.response_measured(place, outcome, min(computing, now), min(output, now))
+        return 0
 
     cdef int called(self, uint64_t key) except -1:
         cdef InferRequest made = InferRequest.__new__(InferRequest)

@@ -81,11 +81,13 @@ class LoadContext:
 
 
 class InstanceListener(Protocol):
-    """Who hears of an instance's changes: the model. Both are called on the trio thread."""
+    """Who hears of an instance's changes: the model. All are called on the trio thread."""
 
     def health_changed(self) -> None: ...
 
     def memory_changed(self) -> None: ...
+
+    def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None: ...
 
 
 class BackendInstance(ABC):
@@ -136,6 +138,12 @@ class BackendInstance(ABC):
         """To be called on the trio thread after Backend.memory_usage() has changed."""
         if self._hears is not None:
             self._hears.memory_changed()
+
+    def on_response(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
+        """To be called on the trio thread with the durations of a response that the backend has measured itself, which is the
+        `place`th of its request; see ModelCounters.measured()."""
+        if self._hears is not None:
+            self._hears.response_measured(place, outcome, computing_ns, output_ns)
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""

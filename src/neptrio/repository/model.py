@@ -258,6 +258,10 @@ class Model(ServedModel):
             self.ready = all(i.backend.healthy for i in self.pool.instances)
             self.on_ready()
 
+    def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
+        """A backend has reported the durations of a response itself."""
+        self.counters.measured(place, outcome, computing_ns, output_ns)
+
     @property
     def reason(self) -> str:
         """Why a model that should serve is not ready, "" when it is."""

@@ -19,6 +19,7 @@ One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longe
                  u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
   call response  u32 flags (FINAL, NULL), answer unless NULL
   sequence end   u32 is text, u64 or text correlation, text reason
+  report         u32 outcome (see Reported), u64 nanoseconds of its computation, u64 of its output
 
 This is the list: cext/rings/kinds.pxd is made of it (tools/gen_kinds.py), and a test compares the two.
 """
@@ -42,6 +43,7 @@ CALL = 18  # id: the call's key
 TOOK = 19  # id: the call's key
 CALL_CANCEL = 20  # id: the call's key; length: 1 where its responses are not read any more
 DROPPED = 21  # id: the request's
+REPORT = 22  # the durations of a response, as the model reports them; id: its place among the responses of its request
 # both ways, and between the engine and a front end
 RETURN = 24  # offset: of a message of the other side that nobody looks at any more
 
@@ -50,6 +52,12 @@ RESPONSE = 0
 ERROR = 1
 OPEN = 2  # a sender answers it
 RESCHEDULED = 3
+
+# enum Reported
+SUCCEEDED = 0
+FAILED = 1
+EMPTY = 2
+CANCELLED = 3
 
 # enum Place
 HERE = 0  # offset counts from where the message's tensors begin

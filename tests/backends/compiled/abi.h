@@ -70,6 +70,15 @@ error TRITONBACKEND_ModelInstanceReportStatistics(object instance, object reques
                                                   uint64_t compute_start, uint64_t compute_end, uint64_t exec_end);
 error TRITONBACKEND_ModelInstanceReportBatchStatistics(object instance, uint64_t batch_size, uint64_t exec_start,
                                                        uint64_t compute_start, uint64_t compute_end, uint64_t exec_end);
+error TRITONBACKEND_ModelInstanceResponseStatisticsNew(object* statistics);
+error TRITONBACKEND_ModelInstanceResponseStatisticsDelete(object statistics);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance(object statistics, object instance);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory(object statistics, object factory);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart(object statistics, uint64_t ns);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart(object statistics, uint64_t ns);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseEnd(object statistics, uint64_t ns);
+error TRITONBACKEND_ModelInstanceResponseStatisticsSetError(object statistics, error failed);
+error TRITONBACKEND_ModelInstanceReportResponseStatistics(object statistics);
 error TRITONBACKEND_RequestId(object request, const char** id);
 error TRITONBACKEND_RequestCorrelationId(object request, uint64_t* id);
 error TRITONBACKEND_RequestFlags(object request, uint32_t* flags);

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """libtriton_probe.so, built of probe.c without anything of this server's."""
+    """libtriton_probe.so, built of the .c files here without anything of this server's."""
     library = tmp_path_factory.mktemp("probe") / "libtriton_probe.so"
     compiler = (os.environ.get("CC") or "cc").split()
     subprocess.run(
@@ -27,7 +27,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "-Wall",
             "-o",
             library,
-            HERE / "probe.c",
+            *sorted(HERE.glob("*.c")),
             "-lpthread",
         ],
         check=True,

@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "abi.h"
+#include "probe.h"
 
-static void fine(error failed) {
+void fine(error failed) {
   if (failed == NULL) return;
   fprintf(stderr, "probe: %s\n", TRITONSERVER_ErrorMessage(failed));
   abort();
@@ -51,7 +51,7 @@ static void set_all(object response, object request) {
 
 /* ------------------------------------------------------------ outputs */
 
-static void* output(object response, const char* name, int datatype, const int64_t* shape, uint32_t dims, uint64_t size) {
+void* output(object response, const char* name, int datatype, const int64_t* shape, uint32_t dims, uint64_t size) {
   object made;
   void* buffer;
   int type = 2; /* the GPU's is preferred, the CPU's is given */
@@ -95,7 +95,7 @@ static void copied(object response, object request) {
   }
 }
 
-static void text_output(object response, const char* text) {
+void text_output(object response, const char* text) {
   int64_t shape[2] = {1, 1};
   uint32_t length = (uint32_t)strlen(text);
   char* to = output(response, "TEXT", BYTES, shape, 2, 4 + length);
@@ -103,7 +103,7 @@ static void text_output(object response, const char* text) {
   memcpy(to + 4, text, length);
 }
 
-static void answer_text(object request, const char* text) {
+void answer_text(object request, const char* text) {
   object response;
   fine(TRITONBACKEND_ResponseNew(&response, request));
   text_output(response, text);
@@ -119,7 +119,7 @@ static void failed_as(object request, int code, const char* text) {
 }
 
 /* the text of an error that a call must give */
-static void said(char* room, size_t size, error failed) {
+void said(char* room, size_t size, error failed) {
   if (failed == NULL) {
     snprintf(room, size, "nothing");
   } else {
@@ -500,6 +500,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
     } else if (strcmp(what, "accumulate") == 0) {
       accumulate(request);
+    } else if (strcmp(what, "measured") == 0) {
+      measured(instance, request);
     } else if (strcmp(what, "wait for cancel") == 0) {
       wait_for_cancel(request);
     } else {

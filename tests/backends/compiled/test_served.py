@@ -257,6 +257,31 @@ def test_statistics_are_those_that_the_backend_reports(client: Any) -> None:
     assert after["compute_infer"]["ns"] - before["compute_infer"]["ns"] == 3001
 
 
+def test_statistics_of_responses_are_those_that_the_backend_reports(client: Any) -> None:
+    assert client.get_inference_statistics("batched")["model_stats"][0]["response_stats"] == {}
+    texts = [text_of(client, "measured", model="batched") for _ in range(2)]
+    order = "3 TRITONBACKEND_ModelInstanceReportResponseStatistics: response start, compute output start and response end"
+    for text in texts:
+        assert [part.startswith(order) for part in text.split("|")] == [True, True, False]
+        assert "a model instance or a response factory" in text.split("|")[2]
+    found = client.get_inference_statistics("batched")["model_stats"][0]["response_stats"]
+    reported: list[dict[str, int]] = [
+        {"compute_infer": 1000, "compute_output": 2000, "success": 3000},
+        {"compute_infer": 500, "empty_response": 500},
+        {"compute_infer": 700, "fail": 700},
+        {"compute_infer": 10, "compute_output": 20, "fail": 30},
+        {"cancel": 50},
+    ]
+    none = {"count": 0, "ns": 0}
+    assert found == {
+        str(i): {
+            name: {"count": 2, "ns": 2 * row[name]} if name in row else none
+            for name in ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+        }
+        for i, row in enumerate(reported)
+    }
+
+
 def test_it_calls_models_of_the_server(client: Any) -> None:
     assert text_of(client, "call identity") == "OUT=42"
     assert "nobody" in text_of(client, "call nobody") and "error" in text_of(client, "call nobody")

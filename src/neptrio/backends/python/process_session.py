@@ -174,6 +174,10 @@ class ProcessSession:
         """The error of a request whose model dropped its response sender before the final response."""
         return dropped(request)
 
+    def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
+        """The model reports the durations of a response."""
+        self.instance.on_response(place, outcome, computing_ns, output_ns)
+
     def reschedule(self, request: InferRequest) -> None:
         """The model wants to execute a request again. Called before its batch is delivered, because that would
         otherwise end its sequence."""

@@ -1,0 +1,10 @@
+/* What the files of the tests' backend share. */
+#include "abi.h"
+
+void fine(error failed);                             /* what should not go wrong is fatal */
+void said(char* room, size_t size, error failed);    /* the text of an error that a call must give */
+void* output(object response, const char* name, int datatype, const int64_t* shape, uint32_t dims, uint64_t size);
+void text_output(object response, const char* text);
+void answer_text(object request, const char* text);
+
+void measured(object instance, object request); /* statistics.c */
