@@ -64,6 +64,7 @@ cdef class ServerSide(RingSender):
 
     cdef readonly dict open          # request id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict segments               # numbers of segments of the process that have come
+    cdef readonly bint answers       # the process has answered something
     cdef bint decoupled
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
@@ -234,6 +235,7 @@ cdef class ServerSide(RingSender):
             batch.responses = responses
             times[3] = now_ns()  # the process says when it began to copy the outputs to where they are found here
         del self.batches[number]
+        self.answers = True
         if self.passed:
             for place in range(senders):
                 if number << REQUEST_BITS | place not in self.open:
@@ -266,6 +268,7 @@ cdef class ServerSide(RingSender):
             if not final:
                 self.acknowledge(id, size)
             return 0
+        self.answers = True
         leave_out(request, response)
         response.produced_ns = <int64_t>min(handed_over, <uint64_t>now_ns())
         complete(request, response, final)

@@ -369,6 +369,11 @@ static void crash(const char* how) {
   if (strcmp(how, "abort") == 0) abort();
   if (strcmp(how, "exit") == 0) exit(3);
   if (strcmp(how, "follow") == 0) return;
+  if (strcmp(how, "tear the heap") == 0) {
+    volatile size_t* block = malloc(100);
+    block[-1] = 7; /* its size, as the allocator keeps it */
+    free((void*)block);
+  }
   for (;;) pause();
 }
 

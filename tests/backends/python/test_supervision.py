@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from neptrio.backends.python.children import Birth, Started
 from neptrio.loop.process_ends import ProcessEnds
@@ -73,6 +75,25 @@ def test_a_process_that_left_another_behind_is_noticed_when_it_is_killed(tmp_pat
             assert int(call(server, "forks", ONE)[0]) not in (pid, left)
         finally:
             os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_who_has_answered_nothing_is_started_again_after_a_pause_that_grows(tmp_path: Path) -> None:
+    """And who has answered, at once: test_crashes.py of the compiled backends has a thousand of those."""
+    isolated(
+        tmp_path,
+        "leaves",
+        "import os\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        os._exit(1)\n",
+    )
+    with ServerProcess(tmp_path) as server:
+        took = []
+        for _ in range(4):
+            with pytest.raises(InferenceServerException, match="exited with status 1"):
+                call(server, "leaves", ONE)
+            began = time.monotonic()
+            ready_again(server, "leaves")
+            took.append(time.monotonic() - began)
+    assert all(seconds > least for seconds, least in zip(took, (0, 0.15, 0.35, 0.75), strict=True)), took
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ all of it.
 
 Rules:
  1. When the child ends, everything that it was executing fails with the cause, the model is not ready at once, and a
-    new child is started after a pause, which doubles each time up to MAX_PAUSE seconds.
+    new child is started: at once where it had answered something, since a model that works may crash often and still be
+    of use; else after a pause, which doubles each time up to MAX_PAUSE seconds.
  2. The reader thread notices that a process has ended, but the trio thread handles it: answers that the process wrote
     to its ring before it ended are still used.
  3. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
@@ -229,7 +230,9 @@ class IsolatedInstance(BackendInstance):
             for answer in asked.values():
                 answer(False)
             if not self._stopping.is_set():
-                if time.monotonic() - self._started_at > STEADY_SECONDS:
+                if session is not None and session.process is process and session.end.answers:
+                    self._pause = 0.0
+                elif time.monotonic() - self._started_at > STEADY_SECONDS:
                     self._pause = FIRST_PAUSE
                 # only now: finalize() may wait for it at once
                 self._supervisor = threads.start_surely(
@@ -247,7 +250,7 @@ class IsolatedInstance(BackendInstance):
     def _restart(self, old: Process) -> None:
         old.close()
         while not self._stopping.wait(self._pause):
-            self._pause = min(self._pause * 2, MAX_PAUSE)
+            self._pause = min(max(self._pause * 2, FIRST_PAUSE), MAX_PAUSE)
             try:
                 self._incarnate()
             except Exception as error:
