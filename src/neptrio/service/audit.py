@@ -6,8 +6,8 @@ Rules:
  2. A thread writes the lines, so the loop never waits for the disk. Records are left out while more than HELD_BYTES
     wait to be written. Refusals, which anybody can cause, are also left out beyond REFUSALS_PER_SECOND; changes are
     not. The next record that is written says how many were left out, those that the disk did not take included.
- 3. Text from clients is cut to LONGEST characters, and JSON escapes line breaks in it: one line is one record. Where a
-    record was written in part, which a full disk can cause, the next one begins a new line.
+ 3. Text from clients is cut to LONGEST characters, and JSON escapes line breaks in it: one line is one record, also behind
+    one that was written in part (line_file).
  4. The file can be read by its owner only. It is appended to, and opened again on SIGHUP.
 """
 
@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from neptrio.errors import Code, TritonError
 from neptrio.loop import threads
+from neptrio.service.line_file import LineFile
 
 log = logging.getLogger("neptrio.audit")
 
@@ -53,7 +51,6 @@ EVENTS = {
     "SystemSharedMemoryUnregister": "shared-memory-unregister",
     "CudaSharedMemoryUnregister": "shared-memory-unregister",
 }
-STDERR = "stderr"
 
 
 class AuditLog:
@@ -61,8 +58,7 @@ class AuditLog:
 
     def __init__(self, target: str) -> None:
         """`target`: a file's path, or `stderr`. Raises OSError when the file cannot be opened."""
-        self._path = None if target == STDERR else Path(target)
-        self._fd = self._open()
+        self._file = LineFile(target, 0o600)
         self._lines: deque[tuple[bytes, int]] = deque()  # and how many were left out before it
         self.held = 0
         self._left_out = 0
@@ -71,12 +67,6 @@ class AuditLog:
         self._news = threading.Condition()
         self._closing = False
         self._thread = threads.start(self._write, name="audit-writer")
-
-    def _open(self) -> int:
-        if self._path is None:
-            return os.dup(sys.stderr.fileno())
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return os.open(self._path, flags, 0o600)
 
     def record(
         self,
@@ -142,7 +132,7 @@ class AuditLog:
             self._news.notify()
 
     def _write(self) -> None:
-        told = cut = False
+        told = False
         lost = 0  # records that were not written since the last one that was
         while True:
             with self._news:
@@ -151,34 +141,24 @@ class AuditLog:
                         return
                     self._news.wait()
                 line, before = self._lines.popleft()
-                fd = self._fd
-            size, at = len(line), 0
+            size = len(line)
             if lost:
                 line = json.dumps({**json.loads(line), "left_out_before": lost + before}).encode() + b"\n"
-            if cut:
-                line = b"\n" + line
             try:
-                while at < len(line):
-                    at += os.write(fd, line[at:])
-                told = cut = False
+                self._file.write(line)
+                told = False
                 lost = 0
             except OSError as error:
                 if not told:
                     log.error("--audit-log cannot be written: %s", error.strerror)
                 told = True
-                cut = cut if at == 0 else line[at - 1 : at] != b"\n"
                 lost += before + 1
             with self._news:
                 self.held -= size
 
     def reopen(self) -> None:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""
-        if self._path is None or self._fd < 0:
-            return
-        new = self._open()
-        with self._news:
-            os.dup2(new, self._fd, inheritable=False)
-        os.close(new)
+        self._file.reopen()
 
     def close(self, seconds: float = 1.0) -> None:
         """Waits up to `seconds` for the lines that are not written yet, and ends the writer's thread. The file stays open
@@ -187,6 +167,5 @@ class AuditLog:
             self._closing = True
             self._news.notify()
         self._thread.join(seconds)
-        if self._fd >= 0 and not self._thread.is_alive():
-            os.close(self._fd)
-            self._fd = -1
+        if not self._thread.is_alive():
+            self._file.close()
