@@ -14,4 +14,5 @@ cdef class Connection:
     cdef int fd
     cdef Admission admission
     cdef object shared_memory
+    cdef public object access          # the access log (service.access_log); None: there is none  # type: AccessLog | None
     cdef LargeFiles large_files        # whether requests may name large parts of shared memory

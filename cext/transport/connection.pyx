@@ -12,6 +12,7 @@ cdef class Connection:
         self.secure = wire.secure
         self.writer = wire.writer
         self.services = services
+        self.access = services.access
         self.loop_pass = services.loop.loop_pass
         self.admission = services.admission
         self.shared_memory = services.shared_memory

@@ -25,6 +25,7 @@ from neptrio.cores import usable_cores
 from neptrio.observe.memory_limit import memory_limit
 
 MOST_FRONTENDS = 64
+ACCESS_LOGS = ("off", "json", "combined")
 CONTROL_MODES = ("none", "poll", "explicit", "on-demand")
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")

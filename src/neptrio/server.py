@@ -50,6 +50,7 @@ from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.response_cache import parse_config
 from neptrio.service import Services, Verbs
+from neptrio.service.access_log import AccessLog
 from neptrio.service.audit import AuditLog
 from neptrio.service.connections import Connections
 from neptrio.service.held_bytes import HeldBytes
@@ -124,6 +125,7 @@ class Server:
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
             ),
             shared_memory=self.shared_memory,
+            access=AccessLog.of(settings),
         )
         self.verbs = Verbs(
             metadata=MetadataService(settings, self.repository),
@@ -279,8 +281,9 @@ class Server:
                     self.services.shared_memory.close()
                     await self._settle_devices()
                     await self.tracer.close()
-                    if self.services.audit is not None:
-                        await threads.run_surely(self.services.audit.close, abandon_on_cancel=True)
+                    for each in (self.services.access, self.services.audit):
+                        if each is not None:
+                            await threads.run_surely(each.close, abandon_on_cancel=True)
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
@@ -408,9 +411,10 @@ def _hang_up(server: Server) -> None:
     """SIGHUP: opens again the files that can be reopened. A closed terminal does not end the server."""
     try:
         reopened = logs.reopen()
-        if server.services.audit is not None:
-            server.services.audit.reopen()
-            reopened = True
+        for each in (server.services.access, server.services.audit):
+            if each is not None:
+                each.reopen()
+                reopened = True
         if server.front_ends is not None:
             server.front_ends.reopen()
     except OSError as error:

@@ -54,6 +54,10 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         "read again when it changes")  # fmt: skip
     add("--audit-log", default="", metavar="FILE",
         help="append who changed what, and who was refused, to this file as lines of JSON; stderr: to standard error")  # fmt: skip
+    add("--access-log", type=flags.one_of(*flags.ACCESS_LOGS), choices=flags.ACCESS_LOGS, default="off",
+        help="write a line for each request over HTTP and gRPC: json, or combined as web servers do")  # fmt: skip
+    add("--access-log-file", default="stdout", metavar="FILE",
+        help="append the access log to this file; stdout, stderr: to that stream")  # fmt: skip
     add("--read-only", type=flags.boolean, nargs="?", const=True, default=False,
         help="refuse every verb that changes something: models, traces, logging, shared memory, sequences")  # fmt: skip
     add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")

@@ -27,6 +27,8 @@ class Settings:
     model_memory_budget: int = 0  # bytes of the host that all models may hold together; 0: any
     load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
+    access_log: str = "off"  # json or combined: a line for each request
+    access_log_file: str = "stdout"  # or stderr, or a file
     audit_log: str = ""  # a file, or stderr; "": none
     read_only: bool = False  # refuse all changes over the network
     # None: only by loopback addresses and Unix sockets

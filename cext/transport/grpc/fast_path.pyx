@@ -138,14 +138,20 @@ cdef class UnaryCore(GrpcStream):
             request.responder = _responder
             admission.received(request, self._began_ns)
             self._request = request
+            if self.access is not None:
+                self.access.asks(request)
             admission.submit(request)
         except TritonError as error:
             self._request = None
+            if self.access is not None:
+                self.access.asks(request)
             self._fail(error)
 
     cdef int answer(self, InferRequest request, InferResponse response) except -1:
         cdef Http2Core connection = self._connection
         self._request = None
+        if self.access is not None:
+            self.access.answered(request, response)
         if self._timer is not None:
             self.stop_clock()
         if self._infer is not None:

@@ -16,6 +16,8 @@ from libc.string cimport memcpy
 from neptrio.codec.split_message cimport SPLIT_BYTES, SplitMessage, split
 from neptrio.transport.http2.stream cimport Stream
 
+from grpclib.const import Status
+
 
 cdef enum:
     MOST = 0x7FFFFFFF      # bytes of a message, where a kind of call has no lower limit
@@ -27,6 +29,7 @@ cdef list _OK_HEADERS = [
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity, deflate, gzip"),
 ]
+cdef dict _NAMES = {b"%d" % status.value: status.name for status in Status}
 OK_HEADERS = _OK_HEADERS  # type: list[tuple[bytes, bytes]]
 
 
@@ -65,6 +68,16 @@ cdef class GrpcStream(Stream):
         if self.trailers[0][0] == b":status":
             return self.trailers
         return _OK_HEADERS + self.trailers
+
+    def on_end(self, bint whole):
+        """See Stream: adds the status of gRPC, and that of HTTP, which is 200 unless a refusal brings its own."""
+        self.access.grpc = "CANCELLED"
+        if whole:
+            for name, value in self.trailers:
+                if name == b"grpc-status":
+                    self.access.grpc = _NAMES.get(value, "UNKNOWN")
+        if self.headers_sent:
+            self.access.answers(200)
 
     # ------------------------------------------------------------ incoming
 

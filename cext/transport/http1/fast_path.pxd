@@ -14,6 +14,7 @@ cdef class ExchangeCore(Responder):
     cdef public bint complete        # nothing more will be written
     cdef public bint keep_alive
     cdef public Py_ssize_t held      # bytes of the request's body
+    cdef public object access        # its line of the access log; None: there is none  # type: AccessRecord | None
 
 cdef class FastPathExchange(ExchangeCore):
     cdef InferRequest request        # the request while it executes
@@ -62,4 +63,6 @@ cdef class Http1FastPath(Connection):
     cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1
     cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model)
     cdef Py_ssize_t take_one(self, const char* p, Py_ssize_t n) except -1
-    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1
+    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner,
+                   object access) except -1
+    cdef object logged(self, bytes head, int64_t start, Py_ssize_t size)

@@ -51,6 +51,7 @@ from collections import deque
 from neptrio.codec.shared_memory import names_large_inputs
 
 from neptrio.errors import Internal, TritonError
+from neptrio.service.access_log import agent_of
 
 log = logging.getLogger("neptrio.http1")
 
@@ -125,6 +126,8 @@ cdef class FastPathExchange(ExchangeCore):
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
             return
         self.request = None  # breaks the cycle of request and exchange, so that both are freed at once
+        if self.access is not None:
+            self.access.answered(request, response)
         request.timestamps[<int>SEND_START] = now_ns()
         encoded = print_now(self, self.connection, request, response, self.binary_default)
         if encoded is not None:
@@ -137,6 +140,8 @@ cdef class FastPathExchange(ExchangeCore):
         cdef list blobs
         cdef Py_ssize_t binary_bytes
         head, blobs, binary_bytes = encoded
+        if self.access is not None:
+            self.access.answers(200, PyBytes_GET_SIZE(head) + binary_bytes)
         if has_extra_headers(request):
             self.connection.reply_with(self, extra_headers(request), head, blobs)
         else:
@@ -285,6 +290,8 @@ cdef class Http1FastPath(Connection):
                 break
             exchanges.popleft()
             self.held -= first.held
+            if first.access is not None:
+                first.access.end()
             if not first.keep_alive:
                 self.happens(Event.NO_MORE)
         if not exchanges:
@@ -487,14 +494,24 @@ cdef class Http1FastPath(Connection):
         else:
             begun = now_ns()
         self.passed += 1
-        self.infer(route, p[at:at + length], head.header_length, begun, owner)
+        self.infer(route, p[at:at + length], head.header_length, begun, owner,
+                   None if self.access is None else self.logged(p[:at], begun, length))
         return at + length
 
-    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1:
-        """Passes a complete request to admission, or refuses it."""
+    cdef object logged(self, bytes head, int64_t start, Py_ssize_t size):
+        """The record of the access log for a request with this head and so many bytes of body."""
+        record = self.access.begin("HTTP/1.1", self.wire.client, "POST", head[5:head.index(b" ", 5)].decode("latin-1"), start)
+        record.agent = agent_of(head)
+        record.bytes_in = size
+        return record
+
+    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner,
+                   object access) except -1:
+        """Passes a complete request to admission, or refuses it. `access`: its record of the access log, or None."""
         cdef InferRequest request
         cdef FastPathExchange exchange = FastPathExchange.__new__(FastPathExchange)
         exchange.connection = self
+        exchange.access = access
         exchange.held = PyBytes_GET_SIZE(body)
         if self.draining:
             exchange.keep_alive = False
@@ -507,6 +524,8 @@ cdef class Http1FastPath(Connection):
             request.owner = owner
             exchange.binary_default = read_plain(
                 request, route, body, header_length, start, self.admission, self.shared_memory)
+            if access is not None:
+                access.asks(request)
             request.responder = exchange
             exchange.request = request
             self.admission.submit(request)

@@ -379,6 +379,8 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             return 0
+        if stream.access is not None:
+            stream.arrived(n)
         stream.feed(<const char*>data, n)
         if stream.lacks(LARGE):
             account.filling = stream

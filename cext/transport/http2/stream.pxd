@@ -49,6 +49,7 @@ cdef class Stream:
     cdef public list trailers          # None until the reply is complete; [] for none  # type: list[tuple[bytes, bytes]] | None
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
+    cdef public object access          # its line of the access log; None: there is none  # type: AccessRecord | None
     cdef int begin(self, session, int stream_id, headers) except -1
     cpdef list head(self)
     cpdef list whole_head(self)
@@ -57,6 +58,9 @@ cdef class Stream:
     cdef bint lacks(self, Py_ssize_t n) noexcept             # at least so many bytes of what is being received
     cdef char* place(self, Py_ssize_t* n) noexcept           # where feed() would copy the next bytes, and how many; or NULL
     cdef int drop_input(self) except -1
+    cdef int arrived(self, Py_ssize_t n) except -1
+    cpdef int logged(self, object access, str client, bytes path, int64_t began=*) except -1
+    cdef int tell_access(self, bint whole) except -1
     cpdef int serve(self, Py_ssize_t n) except -1
     cpdef int served(self, Py_ssize_t n) except -1
     cdef int _queue(self, list segments) except -1

@@ -126,6 +126,8 @@ cdef class Stream:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             if view.len:
+                if self.access is not None:
+                    self.arrived(view.len)
                 self.feed(<const char*>view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
@@ -166,6 +168,8 @@ cdef class Stream:
     cpdef int over(self) except -1:
         """Called by sessions when the stream has closed behind a complete answer."""
         self.ended = True
+        if self.access is not None:
+            self.tell_access(True)
         self.abandon()
         return 0
 
@@ -174,6 +178,8 @@ cdef class Stream:
         if not self.ended:
             self.ended = True
             self.refused = True
+            if self.access is not None:
+                self.tell_access(False)
             self.abandon()
             self.on_reset(code)
 
@@ -185,6 +191,34 @@ cdef class Stream:
             self.seen_ns = now_ns if self.out_bytes else 0
             return False
         return now_ns - self.seen_ns > limit_ns
+
+    # ------------------------------------------------------------ the access log
+
+    cpdef int logged(self, access, str client, bytes path, int64_t began=0) except -1:
+        # type: (AccessLog, ..., ..., ...) -> int
+        """Begins the stream's line of the access log. `began`: when its head came, 0 for now."""
+        cdef bytes method = self.headers.get(b":method") or b""
+        self.access = access.begin("HTTP/2.0", client, method.decode("latin-1"), path.decode("latin-1"), began)
+        self.access.agent = self.headers.get(b"user-agent") or b""
+        return 0
+
+    cdef int arrived(self, Py_ssize_t n) except -1:
+        """So many bytes of DATA have come, where the stream has a line of the access log."""
+        self.access.bytes_in += n
+        return 0
+
+    cdef int tell_access(self, bint whole) except -1:
+        """The stream has ended, with a whole answer or before that."""
+        if self.headers_sent:
+            for name, value in (self.reply_headers or self.trailers or ()):
+                if name == b":status":
+                    self.access.answers(int(value))
+        self.on_end(whole)
+        self.access.end()
+        return 0
+
+    def on_end(self, bint whole):
+        """Called where the stream has a line of the access log, before it is written: subclasses add what only they know."""
 
     # ------------------------------------------------------------ outgoing
 
@@ -235,6 +269,8 @@ cdef class Stream:
         self.out_bytes -= n
         self.moved += n
         self.gone += n
+        if self.access is not None:
+            self.access.bytes_out += n
         self.account.count_out(-n)
         if self.watchers is not None:
             self._tell_watchers(False)

@@ -106,6 +106,8 @@ cdef class RestHttp2Core(Http2Core):
             stream.refused = True
             session.reset(stream, REFUSED_STREAM)
             return stream
+        if self.access is not None:
+            stream.logged(self.access, self.wire.client, path, stream.began_ns)
         if self.fast_path and not self.draining and not self.budget.full and not self.admission.tracer.trace_headers:
             plain = headers.plain_rest()
             if plain is not None and self.takes_host(plain[0]):
@@ -193,6 +195,8 @@ cdef class RestStream(BodyStream):
             request = InferRequest.__new__(InferRequest)
             self.binary_default = read_plain(
                 request, route, body, self.header_length, self.began_ns, admission, connection.shared_memory)
+            if self.access is not None:
+                self.access.asks(request)
             request.context = self
             request.responder = _responder
             self.request = request
@@ -217,6 +221,8 @@ cdef class RestStream(BodyStream):
     cdef int answer(self, InferRequest request, InferResponse response) except -1:
         cdef tuple encoded
         self.request = None
+        if self.access is not None:
+            self.access.answered(request, response)
         request.timestamps[<int>SEND_START] = now_ns()
         if self.ended:
             self.served(self.serving)

@@ -32,7 +32,7 @@ from neptrio.frontend.connection_balance import ConnectionBalance, ConnectionCou
 from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_side import FrontSide, RemoteAdmission, RemoteSharedMemory
-from neptrio.loop import allocator, collector, open_files
+from neptrio.loop import allocator, collector, open_files, threads
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.interpreter_lock import serve_soon
 from neptrio.loop.loop_lag import LoopLag
@@ -44,6 +44,7 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.rings.ring import Segment
 from neptrio.scheduling.base import LoopServices
 from neptrio.service import Services, Verbs
+from neptrio.service.access_log import AccessLog
 from neptrio.service.held_bytes import HeldBytes, default_limit
 from neptrio.service.logging import LoggingService
 from neptrio.service.request_limits import RequestLimits
@@ -212,6 +213,7 @@ class Front:
                 self._balance,
             ),
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
+            access=AccessLog.of(settings),
         )
         self._services.held.add(lambda: inflating.held)
         self._end.tells_clients = self._services.request_limits.on
@@ -247,6 +249,8 @@ class Front:
                     for front in self._fronts:
                         nursery.start_soon(front.drain)
                 fronts.cancel_scope.cancel()
+            if self._services.access is not None:
+                await threads.run_surely(self._services.access.close)
             core.cancel_scope.cancel()
 
     # ------------------------------------------------------------ the rings
@@ -328,6 +332,8 @@ class Front:
     def _reopen(self) -> None:
         try:
             logs.reopen()
+            if self._services.access is not None:
+                self._services.access.reopen()
         except OSError as error:
             log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from neptrio.observe.custom_metrics import CustomMetrics
     from neptrio.scheduling.base import LoopServices
     from neptrio.scheduling.response_cache import ResponseCache
+    from neptrio.service.access_log import AccessLog
     from neptrio.service.audit import AuditLog
     from neptrio.service.connections import Connections
     from neptrio.service.held_bytes import HeldBytes
@@ -42,6 +43,7 @@ class Services:
     tokens: Clients | None
     audit: AuditLog | None
     shared_memory: SharedMemoryService
+    access: AccessLog | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Any
 from neptrio.loop.loop_pass_core import LoopPassCore
 from neptrio.loop.socket_writer_core import SocketWriterCore
 from neptrio.service import Services
+from neptrio.service.access_log import AccessLog
 
 class Connection:
     @property
@@ -17,4 +18,5 @@ class Connection:
     def writer(self) -> SocketWriterCore: ...
     @property
     def loop_pass(self) -> LoopPassCore: ...
+    access: AccessLog | None
     def __init__(self, wire: Any, services: Services) -> None: ...

@@ -100,6 +100,7 @@ class MetricsServer:
             max_body=MAX_BODY if self.console is None else 0,
             body_limit=None if self.console is None else self._body_limit,
             on_call=self._turned_away.take,
+            logged=False,  # whoever collects metrics asks all the time
         )
         self._connections = Connections[Http1Connection](self._port)
         if self.console is not None:

@@ -64,7 +64,7 @@ class GrpcConnection(Http2Connection):
             self.session.account.budget = self._held
 
     def new_session(self) -> Http2Session:
-        return self._server.new_session(self.open_stream)
+        return self._server.new_session(self.open_stream if self.access is None else self._open_logged)
 
     def stranger(self) -> bytes:
         return NOT_HTTP2
@@ -94,6 +94,15 @@ class GrpcConnection(Http2Connection):
             call = self._server.call_class(session, stream_id, headers, self, handler, path)
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout") or b"")
+        return call
+
+    def _open_logged(
+        self, session: Http2Session, stream_id: int, path: bytes, headers: Headers
+    ) -> GrpcStream:
+        """open_stream() of a server that has an access log."""
+        call = self.open_stream(session, stream_id, path, headers)
+        assert self.access is not None
+        call.logged(self.access, self.client, path)
         return call
 
     def _refused(

@@ -36,6 +36,7 @@ from neptrio.transport.grpc.status import (
     status_trailers,
     timeout_ns,
 )
+from neptrio.transport.header_policy import MODEL_FIELDS
 from neptrio.transport.http2.session import Headers, Http2Session
 
 if TYPE_CHECKING:
@@ -232,6 +233,11 @@ class HandlerCall(Call):
     def tell(self, failure: TritonError | None) -> None:
         """Tells the audit log that the call has ended; `failure`: why it was refused, None if it was not."""
         self._connection.record(self._path, self.headers, self._request, failure)
+        if self.access is not None and self._request is not None:
+            field = MODEL_FIELDS.get(self._path.decode("latin-1").rpartition("/")[2])
+            if field is not None:
+                self.access.model = getattr(self._request, field)
+                self.access.version = getattr(self._request, "version", "")
 
     async def cancel(self) -> None:
         """Ends the call with RST_STREAM."""

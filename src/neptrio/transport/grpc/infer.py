@@ -60,6 +60,8 @@ class UnaryInfer(Call, UnaryCore):
         """Submits the decoded message. Raises TritonError when the request is refused."""
         infer.prepare(self, UNARY_RESPONDER, GRPC_ONE_RESPONSE, self._began_ns)
         self._request = infer.request
+        if self.access is not None:
+            self.access.asks(infer.request)
         infer.services.admission.submit(infer.request)
 
     def _work(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
@@ -101,6 +103,8 @@ class UnaryInfer(Call, UnaryCore):
 
     def _fail(self, error: TritonError) -> None:
         self._request = None
+        if self.access is not None and self._infer is not None:
+            self.access.asks(self._infer.request)
         self.refused = True
         self.taken()
         self.served(self.serving)

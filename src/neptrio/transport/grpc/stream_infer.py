@@ -32,6 +32,7 @@ from neptrio.request.infer_request import (
     Timestamp,
     monotonic_ns,
 )
+from neptrio.service.access_log import AccessRecord
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, framed_size
 from neptrio.transport.grpc.decoding import GrpcInfer
@@ -83,12 +84,13 @@ RESPONDER = StreamResponder()
 class _Entry(GrpcInfer):
     """A message of a stream, its request, and responses that wait until those of earlier requests are sent."""
 
-    __slots__ = ("came", "done", "held", "ordered", "serving", "size", "stream")
+    __slots__ = ("access", "came", "done", "held", "ordered", "serving", "size", "stream")
 
     def __init__(self, stream: StreamInfer, size: int, compressed: bool) -> None:
         super().__init__(stream, stream._connection, compressed)
         self.stream = stream
         self.came = size  # bytes of the message as it came
+        self.access = stream.line(size)
         self.ordered = True
         self.held: list[tuple[list[Any], Trace | None]] = []
         self.done = False
@@ -136,6 +138,30 @@ class StreamInfer(Call):
             self._encoding = compression.choose(connection.compression, accepted)
             if self._encoding is not None:
                 self.send_headers([*OK_HEADERS, (b"grpc-encoding", self._encoding)])
+
+    # ------------------------------------------------------------ the access log
+
+    def line(self, size: int) -> AccessRecord | None:
+        """The line of the access log of the next message, which has so many bytes; None: there is no such log."""
+        call, access = self.access, self._connection.access
+        if call is None or access is None:
+            return None
+        call.messages = max(call.messages, 0) + 1
+        record = access.begin(call.protocol, call.client, call.method, call.target)
+        record.message = call.messages
+        record.agent = call.agent
+        record.bytes_in = size
+        record.status = 200
+        record.grpc = "CANCELLED"  # until there is an answer
+        return record
+
+    def on_end(self, whole: bool) -> None:
+        super().on_end(whole)
+        assert self.access is not None
+        self.access.messages = max(self.access.messages, 0)
+        for entry in self._open.values():  # nobody waits for their answers
+            if entry.access is not None:
+                entry.access.end()
 
     # ------------------------------------------------------------ requests
 
@@ -219,6 +245,8 @@ class StreamInfer(Call):
             request.stream = self
             entry.ordered = not request.model.decoupled
             self._add(entry)
+            if entry.access is not None:
+                entry.access.asks(request)
             entry.services.admission.submit(request)
         except TritonError as error:
             self._reject(entry, error)
@@ -239,6 +267,9 @@ class StreamInfer(Call):
             return
         response = InferResponse(None, error)
         response.id = entry.request.id
+        if entry.access is not None:
+            entry.access.asks(entry.request)
+            entry.access.grpc = error.code.grpc.name
         self._deliver(entry, encode_response(response, True, True), True)
 
     def _add(self, entry: _Entry) -> None:
@@ -334,6 +365,9 @@ class StreamInfer(Call):
             response.error = self._connection.unread()
             if response.error is not None:
                 response.outputs = response.parameters = None
+        if entry.access is not None:
+            entry.access.answered(request, response)
+            entry.access.grpc = "OK" if response.error is None else response.error.code.grpc.name
         if response.error is not None and self._strict:
             self._abort(response.error)
             return
@@ -352,6 +386,10 @@ class StreamInfer(Call):
     def _deliver(self, entry: _Entry, segments: list[Any], final: bool) -> None:
         order = self._order
         trace = entry.request.trace
+        if entry.access is not None:
+            entry.access.bytes_out += framed_size(segments)
+            if final:
+                entry.access.end()
         if final:
             entry.done = True
             del self._open[entry.request]

@@ -111,6 +111,8 @@ class Http1Connection(Http1Input):
         if not keep_alive:
             self.happens(Event.NO_MORE)
         exchange.held = len(body)
+        if self.access is not None:
+            exchange.logged(self.access, self.head, exchange.held)
         self.held += exchange.held
         self.exchanges.append(exchange)
         exchange.dispatch(self.head, body)
@@ -129,6 +131,8 @@ class Http1Connection(Http1Input):
             output = answer("1.1", error.code.http, headers, error_body(error), exchange.keep_alive)
             if alike is not None:
                 kept[alike] = output
+        if exchange.access is not None:
+            exchange.access.answers(error.code.http, sum(map(len, error_body(error))))
         exchange.output = list(output)
 
     def reply_with(
@@ -229,6 +233,9 @@ class Http1Connection(Http1Input):
             if not handed_over:
                 self.direct = None
                 await close(self, linger=self.state == State.REFUSED or self.draining)
+                for exchange in self.exchanges:  # whose client has left before they were answered
+                    if exchange.access is not None:
+                        exchange.access.end()
                 self.wire.let_go()
             self._parser = None
         return handed_over
@@ -279,7 +286,11 @@ class Http1Connection(Http1Input):
         """Answers a request that will not be read to its end, and closes the connection after that."""
         if self.closing:
             return  # the last request was seen already, so what follows it does not matter
-        exchange = Exchange(self, "", "", "1.1", False)
+        # where no target has come, what came may be no request, and has no method
+        method = self._parser.get_method().decode("latin-1") if self.access and self.head.url else ""
+        exchange = Exchange(self, method, "", "1.1", False)
+        if self.access is not None:
+            exchange.logged(self.access, self.head, self.body_received)
         self.exchanges.append(exchange)
         self.happens(Event.REFUSAL)
         self.direct = None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neptrio.service.access_log import AccessLog
 from neptrio.transport.http1.fast_path import JOIN_BYTES, ExchangeCore
 from neptrio.transport.rest.exchange import HttpExchange
+from neptrio.transport.rest.head import RequestHead
 from neptrio.transport.rest.infer import Headers
 
 if TYPE_CHECKING:
@@ -61,6 +63,14 @@ class Exchange(HttpExchange, ExchangeCore):
         self.keep_alive = keep_alive
         self._chunked = False
 
+    def logged(self, access: AccessLog, head: RequestHead, size: int) -> None:
+        """Begins the request's line of the access log. `size`: bytes of its body."""
+        target = self.path or head.url.decode("latin-1")
+        record = access.begin(f"HTTP/{self.version}", self.client, self.method, target, head.receive_start)
+        record.bytes_in = size
+        record.agent = next((value for name, value in head.headers if name.lower() == b"user-agent"), b"")
+        self.access = record
+
     @property
     def gone(self) -> bool:
         return self.connection.ended
@@ -82,6 +92,9 @@ class Exchange(HttpExchange, ExchangeCore):
     def reply(self, status: int, headers: Headers, body: list[Any]) -> None:
         if self.extra:
             headers = [*headers, *self.extra]
+        if self.access is not None:
+            sent = [] if self.method == "HEAD" else body
+            self.access.answers(status, sum(memoryview(part).nbytes for part in sent))
         self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
         self.complete = True
         self.connection.advance()
@@ -93,10 +106,14 @@ class Exchange(HttpExchange, ExchangeCore):
                 headers = [*headers, (b"transfer-encoding", b"chunked")]
             else:
                 self.keep_alive = False
+        if self.access is not None:
+            self.access.answers(status)
         self.output.append(head(self.version, status, headers, self.keep_alive))
         self.connection.advance()
 
     def write(self, data: Any) -> None:
+        if self.access is not None:
+            self.access.bytes_out += memoryview(data).nbytes
         self.output += [b"%x\r\n" % len(data), data, b"\r\n"] if self._chunked else [data]
         self.connection.advance()
 

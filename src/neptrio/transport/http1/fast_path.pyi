@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 from neptrio.errors import TritonError
 from neptrio.request.infer_request import InferRequest, InferResponse, Owner, Responder
 from neptrio.service import Services
+from neptrio.service.access_log import AccessRecord
 from neptrio.transport.connection import Connection
 from neptrio.transport.http1.states import Event, State
 from neptrio.transport.rest.head import RequestHead
@@ -22,6 +23,7 @@ class ExchangeCore(Responder):
     complete: bool
     keep_alive: bool
     held: int
+    access: AccessRecord | None
     def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None], stage: int) -> bool: ...
     def disconnect(self, services: Services) -> None: ...
 

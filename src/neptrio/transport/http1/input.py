@@ -71,6 +71,7 @@ class Http1Input(Carrier, Http1FastPath):
         services = port.services
         super().__init__(wire, services)
         self.port = port
+        self.access = port.access
         self.max_body = port.max_body
         self._turned_away = turned_away
         self._held = services.held

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from neptrio.errors import Internal
 from neptrio.loop import threads
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS
-from neptrio.transport.rest.times import RECEIVED
+from neptrio.transport.rest.times import ACCESS, RECEIVED
 
 if TYPE_CHECKING:
     from hypercorn.protocol.http_stream import HTTPStream
@@ -170,6 +170,7 @@ class _Call:
         try:
             await self._stream.handle(request)
             self._scope[RECEIVED] = self._received
+            self._scope[ACCESS] = exchange.access
             self._scope[CERTIFICATE] = connection.wire.certificate
             if self._port.policy is not None:
                 self._scope[RAW_HEADERS] = self._raw_headers

@@ -24,6 +24,7 @@ from neptrio.limits import CONTROL_BYTES, body_bytes
 from neptrio.loop.loop_pass_core import LoopPassCore
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.service import Services
+from neptrio.service.access_log import AccessRecord
 from neptrio.service.audit import REFUSED
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
@@ -132,6 +133,7 @@ class HttpExchange(Responder):
 
     connection: Any  # a Carrier
     complete: bool  # it is answered
+    access: AccessRecord | None  # its line of the access log
 
     def __init__(self, connection: Any, method: str, path: str, version: str) -> None:
         self.connection = connection
@@ -199,6 +201,8 @@ class HttpExchange(Responder):
         """Answers with an error."""
         infer, self.infer = self.infer, None  # breaks their cycle, so that both are freed at once
         if infer is not None:
+            if self.access is not None:
+                self.access.asks(infer.request)
             infer.give_back()
         self.reply(status or error.code.http, [*JSON, *error.headers, *(headers or ())], error_body(error))
 
@@ -331,6 +335,8 @@ class HttpExchange(Responder):
         assert infer is not None
         self.infer = None  # breaks the cycle of request and exchange, so that both are freed at once
         infer.give_back()
+        if self.access is not None:
+            self.access.answered(request, response)
         answer = infer.encode(response, later=True)
         if answer is not None:
             self._reply_with(infer, *answer)

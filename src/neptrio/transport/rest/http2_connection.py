@@ -59,6 +59,7 @@ class Http2Exchange(HttpExchange):
         """Raises HeadTooLarge."""
         self.protocol = Protocol.HTTP_PROTOCOL
         self.complete = False
+        self.access = stream.access
         self._stream = stream
         self._moved: trio.Event | None = None
         self.head = head = RequestHead()
@@ -179,6 +180,7 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
         """`turned_away`: why there is no room for it. `prefix` was read from it already."""
         super().__init__(wire, port.services, ConnectionTimes(), turned_away, prefix)
         self.port = port
+        self.access = port.access
         self.budget = self.session.account.budget = port.services.held
         self.max_body = port.max_body
         self.input_limit = self.output_limit = sys.maxsize

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neptrio.service import Services
+from neptrio.service.access_log import AccessLog
 from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
@@ -33,10 +34,12 @@ class Port:
         None  # told of each call of the app, by its connection
     )
     calls: AppCalls = field(default_factory=AppCalls)
+    logged: bool = True  # its requests are in the access log, if there is one
 
     def __post_init__(self) -> None:
         self.max_body = self.max_body or self.services.settings.http_max_input_size
         limits = self.services.request_limits
+        self.access: AccessLog | None = self.services.access if self.logged else None
         self.limits: RequestLimits | None = limits if limits.on and not self.only_app else None
 
     @property

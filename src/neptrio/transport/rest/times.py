@@ -1,4 +1,5 @@
-"""When a request came and when its responses were sent, for the traces of a call of the app.
+"""When a request came and when its responses were sent, for the traces of a call of the app, and which requests it has
+submitted, for the access log.
 
 The problem: the app knows which responses an answer or a piece of a stream has, and when it gives them to send(). Without
 front ends that sends them. With front ends it passes them on, and the client gets them from another process, which also
@@ -21,10 +22,12 @@ from neptrio.errors import TritonError
 from neptrio.execution.admission import Admission
 from neptrio.observe.trace import Trace
 from neptrio.request.infer_request import InferRequest, monotonic_ns
+from neptrio.service.access_log import AccessRecord
 
 # keys of an ASGI scope
 TIMES = "neptrio.times"  # the CallTimes
 RECEIVED = "neptrio.received"  # when the first byte came and when the request was whole; 0: not known
+ACCESS = "neptrio.access"  # the AccessRecord, where there is an access log
 
 Responses = Sequence[
     tuple[InferRequest, int]
@@ -37,6 +40,7 @@ class CallTimes:
 
     def __init__(self, scope: dict[str, Any]) -> None:
         began, self._whole = scope.get(RECEIVED, (0, 0))
+        self._access: AccessRecord | None = scope.get(ACCESS)
         self.began = began or monotonic_ns()
         self._requests: list[InferRequest] = []  # that this call has submitted
         self._traces: list[Trace] = []  # that are to be released
@@ -70,6 +74,9 @@ class CallTimes:
                 request.trace.defer()
                 self.answers(request)
             raise
+        finally:
+            if self._access is not None:
+                self._access.asks(request)
 
     def answers(self, request: InferRequest, count: int = 1) -> None:
         """The answer that the call ends with has so many responses to a request."""

@@ -1,0 +1,348 @@
+"""The access log: a line for each request, whichever way it takes; nobody waits for it, and no secret is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
+
+from neptrio.service.access_log import MOST, AccessLog, AccessRecord
+from tests.support.certificates import Certificates
+from tests.support.gate import Gate
+from tests.support.http import Http1, Http2
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+from tests.test_logs import limit_files
+
+INFER = "/v2/models/simple/infer"
+SECRET = "hunter2"
+
+
+def body(name: str = "r1", **more: Any) -> bytes:
+    tensor = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "data": [*range(16)]}
+    return json.dumps({"id": name, "inputs": [tensor], **more}).encode()
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def tensors() -> list[Any]:
+    made = triton_grpc.InferInput("INPUT0", [1, 16], "INT32")
+    made.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
+    return [made]
+
+
+def over_http(client: Http1 | Http2, agent: str) -> list[tuple[Any, ...]]:
+    """Sends requests on all ways; returns what their lines must say: status, path, model, version, id, bytes."""
+    headers = {"User-Agent": agent}
+    found = []
+
+    def ask(
+        method: str,
+        path: str,
+        sent: bytes,
+        model: str | None,
+        version: str | None,
+        name: str | None,
+        **more: str,
+    ) -> None:
+        reply = client.request(method, path, sent, {**headers, **more})
+        line = (reply.status, path.split("?")[0], model, version, name, len(sent), len(reply.body))
+        found.append((agent, method, *line))
+
+    ask("POST", INFER, body(), "simple", "1", "r1")
+    ask("POST", INFER, body("r1"), "simple", "1", "r1")
+    ask("POST", INFER, body("slow"), "simple", "1", "slow", **{"Accept-Encoding": "gzip"})
+    ask(
+        "POST", INFER, json.dumps({"id": "bare", "inputs": []}).encode(), "simple", "1", "bare"
+    )  # not submitted
+    ask("POST", INFER, b"no JSON", "simple", None, None)
+    ask("POST", "/v2/models/none/infer", body(), "none", None, None)
+    ask("POST", "/v2/models/simple/versions/1/infer", body(), "simple", "1", "r1")
+    ask("GET", "/v2/models/simple/config", b"", "simple", None, None)
+    ask("GET", f"/v2/health/ready?token={SECRET}", b"", None, None, None)
+    ask("GET", "/nothing", b"", None, None, None)
+    return found
+
+
+def lines_of_http(found: list[dict[str, Any]], agent: str) -> list[tuple[Any, ...]]:
+    fields = ("method", "status", "path", "model", "model_version", "request_id", "bytes_in", "bytes_out")
+    return [(agent, *map(row.get, fields)) for row in found if row.get("user_agent") == agent]
+
+
+def over_grpc(client: Any) -> None:
+    client.infer("simple", tensors(), request_id="g1")
+    with pytest.raises(InferenceServerException):
+        client.infer("none", tensors(), request_id="g2")
+    with pytest.raises(InferenceServerException):
+        client.infer("simple", [], request_id="g3")
+    client.get_model_config("simple")
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("simple", tensors(), request_id="s1")
+    client.async_stream_infer("none", tensors(), request_id="s2")
+    assert answers.get(timeout=60)[1] is None
+    assert answers.get(timeout=60)[1] is not None
+    client.stop_stream()
+
+
+def lines_of_grpc(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    made = []
+    for row in found:
+        if row["protocol"] == "gRPC":
+            method = row["path"].rpartition("/")[2]
+            names = (row.get("request_id"), row.get("model"), row.get("model_version"))
+            made.append((method, row["grpc_status"], *names, row.get("message"), row.get("messages")))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "tls", "frontends", "hypercorn"])
+def test_every_request_has_a_line(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path / "models", "simple", identity_config(pairs=1))
+    log = tmp_path / "access"
+    certificates = Certificates(tmp_path)
+    flags = ["--access-log=json", f"--access-log-file={log}"]
+    if kind == "tls":
+        certificate, key = certificates.issue("server")
+        flags += [f"--http-tls-cert={certificate}", f"--http-tls-key={key}"]
+    flags += {"frontends": ["--frontends=2"], "hypercorn": ["--http-lean=false"]}.get(kind, [])
+    expected = []
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        secure = kind == "tls"
+        with Http1(server.http, certificates.client() if secure else None) as first:
+            expected += over_http(first, "one")
+        if kind != "hypercorn":  # which may end a connection of HTTP/2 after a refusal
+            with Http2(server.http, certificates.client(alpn="h2") if secure else None) as second:
+                expected += over_http(second, "two")
+        client = triton_grpc.InferenceServerClient(server.grpc)
+        over_grpc(client)
+        client.close()
+        with Http1(server.metrics) as metrics:
+            assert metrics.request("GET", "/metrics").status == 200
+        # the ways that lines are about were taken
+        if kind == "plain":
+            with Http1(server.metrics) as metrics:
+                assert metrics.request("GET", "/metrics").status == 200
+    found = rows(log)
+    assert sorted(lines_of_http(found, "one") + lines_of_http(found, "two"), key=repr) == sorted(
+        expected, key=repr
+    )
+    model = None if kind == "frontends" else "simple"
+    assert sorted(lines_of_grpc(found), key=repr) == sorted(
+        [
+            ("ModelInfer", "OK", "g1", "simple", "1", None, None),
+            ("ModelInfer", "NOT_FOUND", "g2", "none", None, None, None),
+            ("ModelInfer", "INVALID_ARGUMENT", "g3", "simple", "1", None, None),
+            ("ModelConfig", "OK", None, model, None, None, None),
+            ("ModelStreamInfer", "OK", "s1", "simple", "1", 1, None),
+            ("ModelStreamInfer", "NOT_FOUND", "s2", "none", None, 2, None),
+            ("ModelStreamInfer", "OK", None, None, None, None, 2),
+        ],
+        key=repr,
+    )
+    assert len(found) == len(expected) + 7  # whoever asks for metrics has none
+    for row in found:
+        assert row["client"] == "127.0.0.1"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row["time"])
+        assert row["duration_ms"] >= row.get("queue_ms", 0) + row.get("compute_ms", 0)
+    infers = [row for row in found if row.get("request_id") in ("r1", "g1", "s1")]
+    assert all(row["bytes_in"] > 64 and row["bytes_out"] > 64 for row in infers)
+    if kind in ("plain", "tls"):
+        assert all("compute_ms" in row for row in infers)
+    assert SECRET not in log.read_text()
+
+
+def until_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    until(lambda: len(rows(path)) >= count, lambda: path.read_text())
+    return rows(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frontends", ["--frontends=0", "--frontends=1"])
+def test_requests_without_an_answer_and_what_is_no_request(tmp_path: Path, frontends: str) -> None:
+    gate = Gate(tmp_path / "models", tmp_path / "gate")
+    log = tmp_path / "access"
+    sent = body("left")
+    with ServerProcess(
+        tmp_path / "models", "--access-log=json", f"--access-log-file={log}", frontends
+    ) as server:
+        one, two = Http1(server.http), Http2(server.http)
+        client = triton_grpc.InferenceServerClient(server.grpc)
+        path = "/v2/models/gate/infer"
+        one.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        gate.started()
+        one.close()
+        gate.go("c")
+        two.start("POST", path, sent)
+        gate.started()
+        two.close()
+        gate.go("c")
+        call = client.async_infer("gate", tensors(), lambda result, error: None, request_id="left")
+        gate.started()
+        call.cancel()
+        gate.go("c")
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error))
+        client.async_stream_infer("gate", tensors(), request_id="left")
+        gate.started()
+        client.stop_stream(cancel_requests=True)
+        gate.go("c")
+        with Http1(server.http) as client_of_nonsense:
+            client_of_nonsense.send(b"\x01\x02 no request\r\n\r\n")
+            assert client_of_nonsense.read().status in (400, 405)
+        until(lambda: len(log.read_text().splitlines()) >= 6, log.read_text)
+        client.close()
+    found = rows(log)
+    fields = ("protocol", "status", "grpc_status", "path", "request_id", "model", "message")
+    service = "/inference.GRPCInferenceService"
+    assert sorted(([row.get(name) for name in fields] for row in found if row["path"]), key=repr) == sorted(
+        (
+            ["HTTP/1.1", 499, None, path, "left", "gate", None],
+            ["HTTP/2.0", 499, None, path, "left", "gate", None],
+            ["gRPC", None, "CANCELLED", f"{service}/ModelInfer", "left", "gate", None],
+            ["gRPC", None, "CANCELLED", f"{service}/ModelStreamInfer", "left", "gate", 1],
+            ["gRPC", None, "CANCELLED", f"{service}/ModelStreamInfer", None, None, None],
+        ),
+        key=repr,
+    )
+    (nonsense,) = [row for row in found if not row["path"]]
+    assert nonsense["status"] in (400, 405) and nonsense["method"] == ""
+
+
+@pytest.mark.slow
+def test_combined_lines_and_sighup(tmp_path: Path) -> None:
+    """One line has the fields that log analysers expect in their places; the file is opened again by all processes."""
+    write_model(tmp_path / "models", "simple", identity_config(pairs=1))
+    log, old = tmp_path / "access", tmp_path / "old"
+    flags = ["--access-log=combined", f"--access-log-file={log}", "--frontends=1"]
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        with Http1(server.http) as client:
+            assert client.request("POST", INFER, body()).status == 200
+            until(lambda: log.read_text().count("\n") == 1, log.read_text)
+            log.rename(old)
+            server.process.send_signal(signal.SIGHUP)
+            until(log.exists, "the file is there again")
+            server.until_logged("the log file was opened again")
+            headers = {"User-Agent": 'x"\\y', "Authorization": f"Bearer {SECRET}"}
+
+            def again() -> bool:  # the front end opens its file a moment after the engine
+                assert client.request("POST", f"{INFER}?token={SECRET}", body('i"d\n'), headers).status == 200
+                return log.read_text() != ""
+
+            until(again)
+    (first,) = {line for line in old.read_text().splitlines() if '"r1"' in line}
+    assert re.fullmatch(
+        r"127\.0\.0\.1 - - \[\d\d/[A-Z][a-z][a-z]/\d{4}:\d\d:\d\d:\d\d \+0000\] "
+        r'"POST /v2/models/simple/infer HTTP/1\.1" 200 \d+ "-" "-" \d+ \d+\.\d{6} "r1" "simple" 1 -',
+        first,
+    )
+    last = log.read_text().splitlines()[-1]
+    assert '"POST /v2/models/simple/infer HTTP/1.1" 200 ' in last
+    assert r'"x\"\\y"' in last and r'"i\"d\n"' in last
+    assert SECRET not in log.read_text() + old.read_text()
+
+
+def filled(access: AccessLog, **fields: Any) -> AccessRecord:
+    record = access.begin("HTTP/1.1", "10.0.0.1", "GET", "/v2")
+    for name, value in fields.items():
+        setattr(record, name, value)
+    record.end()
+    return record
+
+
+def test_nobody_waits_for_the_log_and_what_is_left_out_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    access = AccessLog("json", str(path))
+    many = 2 * MOST
+    for i in range(many):  # a log that waits for its reader never comes to the end
+        filled(access, id=str(i))
+    os.set_blocking(reader, True)
+    found: list[str] = []
+    with os.fdopen(reader) as log:
+        reading = threading.Thread(target=lambda: found.extend(log))
+        reading.start()
+        access.close(60)
+        reading.join()
+    assert access.left_out > 0
+    assert len(found) == many - access.left_out
+    ids = [int(json.loads(line)["request_id"]) for line in found]
+    assert ids == sorted(ids)
+    said = re.findall(r"(\d+) lines were left out", caplog.text)
+    assert sum(map(int, said)) == access.left_out
+
+
+def test_a_request_has_one_line_whatever_clients_send(tmp_path: Path) -> None:
+    for form in ("json", "combined"):
+        path = tmp_path / form
+        access = AccessLog(form, str(path))
+        record = filled(
+            access, target='/v2/"x"\x1b[2J\n' + "y" * 999, method="GE\nT", agent=b"\r\nz", id="a\u2028b\n"
+        )
+        record.end()  # once is enough
+        access.close(60)
+        text = path.read_text()
+        assert text.isascii() and text.count("\n") == 1 and text.endswith("\n")
+        assert "\x1b" not in text and len(text) < 1500
+        assert len(text.splitlines()) == 1
+
+
+def test_after_a_full_disk_a_record_has_its_own_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "access"
+    access = AccessLog("json", str(path))
+    for name in ("first", "lost", "last"):
+        size = path.stat().st_size
+        if name == "lost":
+            limit_files(size + 20)
+        try:
+            filled(access, id=name)
+            if name == "lost":
+                until(lambda: "--access-log-file cannot be written: File too large" in caplog.text)
+            else:
+                until(lambda name=name: f'"{name}"' in path.read_text())
+        finally:
+            limit_files(-1)
+    access.close()
+    first, cut, last = path.read_text().splitlines()
+    assert len(cut) == 20 and access.lost == 1
+    assert (json.loads(first)["request_id"], json.loads(last)["request_id"]) == ("first", "last")
+    assert "1 lines were left out" in caplog.text
+
+
+def test_the_times_of_a_request_and_its_model_by_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "access"
+    access = AccessLog("json", str(path))
+    filled(access, target="/v2/models/a/versions/3/generate_stream?x=1")
+    filled(access, target="/v2/models/stats")
+    filled(access, target="/v2/repository/models/b/load")
+    access.close(60)
+    assert [(row.get("model"), row.get("model_version")) for row in rows(path)] == [
+        ("a", "3"),
+        (None, None),
+        ("b", None),
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--access-log=yes", "--access-log-file=/nowhere/access"])
+def test_a_wrong_flag_ends_the_start(tmp_path: Path, flag: str) -> None:
+    write_model(tmp_path, "simple", identity_config())
+    with pytest.raises(AssertionError, match=r"access-log|/nowhere"):
+        ServerProcess(tmp_path, "--access-log=json", flag)
