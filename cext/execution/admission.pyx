@@ -11,10 +11,12 @@ and nothing of this is on the way of a request whose model serves.
 
 Rules:
  1. When submit() returns, the request is accepted and will be answered exactly once, through its responder.
- 2. When submit() raises, the request is in none of the model's counts except that of refusals.
+ 2. When submit() raises, the request is in none of the model's counts except that of refusals; why is in the table of
+    its last errors.
  3. A model may be replaced between find() and submit(); the request then goes to the version that serves.
 """
 from neptrio.execution.batch cimport accept, count_for_owner, refuse, uncount
+from neptrio.observe.counters cimport ModelCounters
 from neptrio.observe.timing cimport take_wish
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
@@ -155,6 +157,7 @@ cdef class Admission:
     cpdef submit(self, InferRequest request):
         """Accepts a decoded request; its responder gets the answer. Raises TritonError to refuse it."""
         cdef ModelCore model = request.model
+        cdef bint accepted = False
         if model is None or not model.ready:  # it may have been replaced while the request came in
             if request.parent is not None and request.parent.composing:
                 model = self.directory.lookup_step(request.model_name, request.model_version)
@@ -163,32 +166,34 @@ cdef class Admission:
                 if model is None:
                     return
             request.model = model
-        if request.parameters is not None:
-            take_wish(request)
-        if model.tells_times and request.timing is None and request.parent is None:
-            request.timing = True
-        validate(request, model)
-        if model.input_reshapes is not None:
-            reshape_inputs(request, model.input_reshapes)
-        if request.owner is not None:
-            count_for_owner(request)
-        request.timestamps[<int>REQUEST_START] = now_ns()
-        if self.tracer.tracing:
-            try:
-                self.tracer.begin(request)
-            except BaseException:  # it refuses a wish, such as a trace id that cannot be
-                uncount(request)
-                raise
-        accept(request)
         try:
+            if request.parameters is not None:
+                take_wish(request)
+            if model.tells_times and request.timing is None and request.parent is None:
+                request.timing = True
+            validate(request, model)
+            if model.input_reshapes is not None:
+                reshape_inputs(request, model.input_reshapes)
+            if request.owner is not None:
+                count_for_owner(request)
+            request.timestamps[<int>REQUEST_START] = now_ns()
+            if self.tracer.tracing:
+                self.tracer.begin(request)  # it may refuse a wish, such as a trace id that cannot be
+            accept(request)
+            accepted = True
             if isinstance(model.scheduler, RequestQueue):
                 (<RequestQueue>model.scheduler).enqueue(request)
             else:
                 model.scheduler.enqueue(request)
         except BaseException as error:
-            refuse(request)
-            if request.trace is not None:
-                request.trace.refused(error)
+            if accepted:
+                refuse(request)
+                if request.trace is not None:
+                    request.trace.refused(error)
+            else:
+                uncount(request)
+            if isinstance(error, TritonError):
+                (<ModelCounters>model.counters).note_error(error, True)
             raise
 
     cdef ModelCore arrived(self, InferRequest request):

@@ -66,6 +66,7 @@ cdef class ModelCounters:
     cdef readonly Histogram output_histogram
     cdef readonly object summaries       # by stage, None when not enabled  # type: dict[str, SlidingHistogram] | None
     cdef readonly object first_response  # a BoundedHistogram, None when not enabled  # type: BoundedHistogram | None
+    cdef readonly object errors          # what requests met last; None before the first failure  # type: LastErrors | None
     cdef bytes trace_head                # beginning of the model's objects in trace files; made by cext/observe/trace
     cdef int answered(self, InferRequest request, InferResponse response) except -1
     cdef int responded(self, InferRequest request, InferResponse response, int64_t now) except -1
@@ -74,5 +75,6 @@ cdef class ModelCounters:
     cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
                       int64_t output_start, int64_t end) except -1
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1
+    cpdef note_error(self, error, bint refused=*)
     cdef int summarize(self, str stage, int64_t ns, int64_t now) except -1
     cpdef cache_missed(self, InferRequest request, bint succeeded=*)

@@ -47,6 +47,7 @@ from neptrio.rings.kinds cimport CANCELLED, EMPTY, FAILED
 from bisect import bisect_left
 
 from neptrio.errors import Cancelled, Reason
+from neptrio.observe.last_errors import LastErrors
 
 cdef enum:
     FEW = 64               # as long as CloseCounters.few
@@ -174,6 +175,7 @@ cdef class ModelCounters:
             error = r.failure
         if error is not None:
             add(&self.fail, total)
+            self.note_error(error)
             if error.reason is CANCELED:
                 self.cancelled += 1
             else:
@@ -232,6 +234,13 @@ cdef class ModelCounters:
             self.summarize("compute_infer", c_infer, end)
             self.summarize("compute_output", c_out, end)
         return 0
+
+    cpdef note_error(self, error, bint refused=False):
+        # type: (TritonError, ...) -> None
+        """Remembers an error that a request met, for whoever looks at the model; `refused`: it was not accepted."""
+        if self.errors is None:
+            self.errors = LastErrors()
+        self.errors.note(error, refused)
 
     cdef int summarize(self, str stage, int64_t ns, int64_t now) except -1:
         cdef SlidingHistogram window = self.summaries.get(stage)

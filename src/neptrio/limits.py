@@ -34,6 +34,8 @@ MOST_ENTRIES = 1024  # elements of all lists and maps in a control message toget
 MOST_FILES = 1 << 15  # the same in the message of a load call: each file of a model is one
 LONGEST_SHOWN = 128  # characters of a client's text in an error
 LONGEST_ERROR = 64 << 10  # characters of an error's text, whoever made it
+LAST_ERRORS = 8  # texts of errors that a model remembers
+LONGEST_LAST_ERROR = 512  # characters of each
 KEPT_PARAMETERS = 64 << 10  # bytes of a request's parameters that its trace keeps
 LONGEST_KEPT = 256  # bytes of a client's text that a cache may keep
 
@@ -81,6 +83,8 @@ TABLE = (
     Limit("control verbs over gRPC", "the value of a setting", LONGEST_VALUE, "bytes", _REFUSED),
     Limit("errors", "what they show of a client's text", LONGEST_SHOWN, "characters", "cut"),
     Limit("errors", "the whole text", LONGEST_ERROR, "characters", "cut"),
+    Limit("last errors of a model", "texts", LAST_ERRORS, "", "the oldest are left out"),
+    Limit("last errors of a model", "a text", LONGEST_LAST_ERROR, "characters", "cut"),
     Limit("traces", "the id of a request", LONGEST_NAME, "characters", "cut"),
     Limit("traces with tensors", "the value of a parameter", LONGEST_VALUE, "characters", "cut"),
     Limit(

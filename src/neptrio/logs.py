@@ -21,6 +21,7 @@ Rules:
     thread; beyond that records are left out, and counted in the log.
  6. What cannot be written (the disk is full) is left out and counted in the log when it can be. Of a log file that is said
     once, on stderr. A record that was written in part keeps its line.
+ 7. The lines that were logged last are kept in memory, for whoever asks the server for them (observe.log_tail).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from typing import Any
 
 from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
+from neptrio.observe.log_tail import LogTail
 from neptrio.settings import Settings
 
 HELD_BYTES = 1 << 20
@@ -81,6 +83,11 @@ class LineFormat(logging.Formatter):
             text = f"{text[:half].rstrip()}\n{INDENT}... ({left} characters left out) ...\n{INDENT}{text[-half:]}"
         left_out = getattr(record, "left_out", 0)
         return f"{text} ({left_out} records like this were left out before it)" if left_out else text
+
+
+def level_of(record: logging.LogRecord) -> int:
+    """The place of a record's level among those of log_tail.LEVELS."""
+    return sum(record.levelno >= least for least in (logging.INFO, logging.WARNING, logging.ERROR))
 
 
 def _said(record: logging.LogRecord, trace: Callable[[Any], str]) -> str:
@@ -183,6 +190,7 @@ class LineHandler(logging.StreamHandler[Any]):
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
+        self.tail: LogTail | None = None  # what is written is kept there as well
         self._waiting: deque[bytes] = deque()
         self._held = 0
         self._left_out = 0
@@ -197,6 +205,12 @@ class LineHandler(logging.StreamHandler[Any]):
             self._fd = -1
         else:
             self._poll.register(self._fd, select.POLLOUT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if self.tail is not None:
+            self.tail.add(int(record.created * 1000), level_of(record), text)
+        return text
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._fd < 0:
@@ -345,6 +359,14 @@ def reopen() -> bool:
     return found
 
 
+def tail() -> LogTail | None:
+    """The lines that were logged last; None where the log is another program's."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler) and handler.tail is not None:
+            return handler.tail
+    return None
+
+
 def settle(seconds: float = 1.0) -> None:
     """To be called at the end of the process: waits for up to `seconds` until everything is written."""
     for handler in logging.getLogger().handlers:
@@ -354,12 +376,13 @@ def settle(seconds: float = 1.0) -> None:
 
 def start_logging(settings: Settings) -> logging.Handler:
     """Sends the package's log to where the settings say. Raises OSError when the file cannot be opened."""
-    handler: logging.Handler = LineHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     form = LineFormat(settings.log_format == "ISO8601")
     if settings.log_file:
         handler.setFormatter(form)
         handler = LogFile(settings.log_file, handler)
     handler.setFormatter(form)
+    handler.tail = LogTail()
     handler.addFilter(LevelFilter(settings))  # first, so that records that are not logged count nowhere
     handler.addFilter(FloodFilter())
     root = logging.getLogger()

@@ -56,6 +56,7 @@ from neptrio.service.connections import Connections
 from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
+from neptrio.service.recent_log import RecentLog
 from neptrio.service.repository import RepositoryService
 from neptrio.service.request_limits import RequestLimits
 from neptrio.service.sequences import SequencesService
@@ -134,6 +135,7 @@ class Server:
             sequences=SequencesService(settings, self.repository),
             trace=TraceService(settings, self.repository, self.tracer),
             logging=LoggingService(settings),
+            recent_log=RecentLog(settings),
             cache=cache,
             custom_metrics=self.repository.host.custom_metrics,
         )

@@ -103,10 +103,12 @@ def test_the_public_rest_port_changes_nothing(server: ServerProcess, path: str, 
         assert client.request("GET", path).status in (200, 405)  # settings can still be read
 
 
-def test_recent_traces_are_no_ones_but_the_operators(server: ServerProcess) -> None:
+def test_recent_traces_errors_and_lines_are_no_ones_but_the_operators(server: ServerProcess) -> None:
+    paths = ("/v2/trace/recent", "/v2/errors", "/v2/models/simple/errors", "/v2/logging/recent")
     with Http1(server.http) as client, Http1(server.admin) as admin:
-        assert client.request("GET", "/v2/trace/recent").status == 403
-        assert admin.request("GET", "/v2/trace/recent").status == 200
+        for path in paths:
+            assert client.request("GET", path).status == 403
+            assert admin.request("GET", path).status == 200
 
 
 @pytest.mark.slow
@@ -160,7 +162,9 @@ def test_every_verb_that_changes_something_is_control() -> None:
     verbs = {verb for verb in VERB_CATEGORIES if refused(check_verb, verb, "POST")}
     methods = {path for path in METHOD_CATEGORIES if refused(check_call, path, changing)}
     names = {path.rpartition("/")[2] for path in methods}
-    assert verbs - {"trace_recent"} == {name for name in EVENTS if name in VERB_CATEGORIES}
+    assert verbs - {"trace_recent", "errors", "logging_recent"} == {
+        name for name in EVENTS if name in VERB_CATEGORIES
+    }
     assert names == {name for name in EVENTS if name in METHOD_SCOPES}
     for path in (p for p in METHOD_CATEGORIES if "Setting" in p):
         assert not refused(check_call, path) and not refused(check_call, path, reading)

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     ROW = 8  # what the front end holds: JSON; id: of the last question that it has seen
     ENTER = 9  # a connection was accepted and asks to be let in: the client's address
     LEAVE = 10  # a connection that was let in has ended: the client's address
+    LOG = 11  # lines that were logged: JSON, [[milliseconds, level, text], ...]
     # to the front end
     HEADERS = 16  # of an HTTP answer: JSON with status and headers; of a gRPC answer: JSON with metadata
     BODY = 17

@@ -338,9 +338,9 @@ class Front:
             log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
 
     async def _rows(self) -> None:
-        """Tells the engine what this process holds, when that has changed."""
+        """Tells the engine what this process holds, when that has changed, and what it has logged."""
         told: dict[str, Any] = {}
-        looks = 0
+        looks = logged = 0
         while True:
             connections = sum(front.connections for front in self._fronts)
             if looks % ROW_LOOKS == 0 or connections != told.get("connections"):
@@ -349,11 +349,22 @@ class Front:
                     told = row
                     self._frames.send_json(Kind.ROW, 0, row)
             looks += 1
+            logged = self._tell_log(logged)
             self._end.look()
             if self._looking is None and self._end.statistics()["lent"]:
                 # memory that the engine has given back: a RETURN wakes nobody
                 self._looking = self._loop.timers.at(monotonic_ns(), self._look)
             await trio.sleep(LOOK_SECONDS)
+
+    def _tell_log(self, number: int) -> int:
+        """Sends the engine what was logged after the line with that number; the number of the last line. Other threads log
+        too, so lines wait for this one to look."""
+        tail = logs.tail()
+        lines = [] if tail is None else tail.since(number)
+        if not lines:
+            return number
+        self._frames.send_json(Kind.LOG, 0, [[line.time_ms, line.level, line.text] for line in lines])
+        return lines[-1].number
 
     def _row(self) -> dict[str, Any]:
         lag = self._loop.lag.statistics()

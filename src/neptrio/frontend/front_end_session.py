@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from neptrio import logs
 from neptrio.backends.python.children import Forked
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
@@ -31,6 +32,7 @@ from neptrio.frontend.verbs import GrpcCall, HttpCall
 from neptrio.loop.loop_lag import BOUNDS_NS
 from neptrio.loop.process_ends import ends
 from neptrio.loop.timers import Timer
+from neptrio.observe.log_tail import LEVELS
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.message import Violation
 from neptrio.rings.ring import Segment
@@ -282,6 +284,8 @@ class FrontEndSession:
             if len(self.lag) != len(BOUNDS_NS):
                 raise ValueError(f"a histogram of {len(self.lag)} buckets")
             self.row = {str(name): int(value) for name, value in told.items()}
+        elif kind == Kind.LOG:
+            self._log(json.loads(payload))
         elif kind == Kind.AUDIT:
             self._audit(json.loads(payload))
         else:
@@ -294,6 +298,14 @@ class FrontEndSession:
             await call.run()
         finally:
             self._calls.pop(number, None)
+
+    def _log(self, lines: list[list[Any]]) -> None:
+        tail = logs.tail()
+        for time_ms, level, text in lines:
+            if not 0 <= int(level) < len(LEVELS):
+                raise ValueError(f"a line of the log of level {level}")
+            if tail is not None:
+                tail.add(int(time_ms), int(level), str(text))
 
     def _audit(self, told: dict[str, Any]) -> None:
         audit = self.fronts.services.audit

@@ -149,8 +149,14 @@ class DynamicScheduler(Scheduler):
 
     def expect_room(self) -> None:
         if self.queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
-            self._model.counters.refused += 1  # as admission counts a request that enqueue() refuses
-            raise self._refusal("")
+            raise self._counted_refusal()
+
+    def _counted_refusal(self) -> Unavailable:
+        """As admission counts a request that enqueue() refuses."""
+        error = self._refusal("")
+        self._model.counters.refused += 1
+        self._model.counters.note_error(error, True)
+        return error
 
     def level_of(self, request: InferRequest) -> int:
         levels = len(self.policy.levels)

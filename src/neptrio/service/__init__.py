@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from neptrio.service.held_bytes import HeldBytes
     from neptrio.service.logging import LoggingService
     from neptrio.service.metadata import MetadataService
+    from neptrio.service.recent_log import RecentLog
     from neptrio.service.repository import RepositoryService
     from neptrio.service.request_limits import RequestLimits
     from neptrio.service.sequences import SequencesService
@@ -56,9 +57,10 @@ class Verbs:
     sequences: SequencesService
     trace: TraceService
     logging: LoggingService
+    recent_log: RecentLog
     cache: ResponseCache | None
     custom_metrics: CustomMetrics
 
     def at(self, host: str) -> Verbs:
         """The same for clients that come by a listener on `host`, "" for a Unix socket: what they may do depends on it."""
-        return replace(self, repository=self.repository.at(host))
+        return replace(self, repository=self.repository.at(host), recent_log=self.recent_log.at(host))

@@ -11,6 +11,9 @@ asked for, and clients may ignore them. gRPC's messages have no place for more k
     live=true                "live": what is queued and executing now; "accounts": requests since the load and
                                  how they ended; "batches": close reason -> sizes and waits; beside "model_stats"
                                  "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
+
+Beside them stand the errors that requests met last (observe.last_errors), a verb of its own: their texts may quote what other
+clients sent, so they are not for everybody who may read statistics.
 """
 
 from __future__ import annotations
@@ -133,6 +136,22 @@ class StatisticsService:
             return bytes(model.counters.text_in(form, lambda: text(self._one(model, NOTHING))))
 
         return (of(model) for model in self._models(name, version))
+
+    def errors(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """What requests met last, of each version since its load; without a name of those that met anything. Raises as
+        model_statistics() does."""
+        rows = [(model, model.counters.errors) for model in self._models(name, version)]
+        return {
+            "models": [
+                {
+                    "name": model.name,
+                    "version": model.version,
+                    "errors": [] if errors is None else errors.rows(),
+                }
+                for model, errors in rows
+                if name or errors is not None
+            ]
+        }
 
     def _models(self, name: str, version: str) -> Iterator[Any]:
         number = version_number(version) if version else 0

@@ -2,8 +2,8 @@
 
 Rules:
  1. `infer` may infer; `read` may read metadata, configurations, statistics, settings and metrics; `operate` may
-    change traces, logging, shared memory and sequences, and see recent traces; `admin` may load, unload and check
-    models. No scope includes another.
+    change traces, logging, shared memory and sequences, and see recent traces, errors and lines of the log; `admin` may
+    load, unload and check models. No scope includes another.
  2. A client that is limited to models may do nothing that concerns other models: it may not list all models, read
     metrics or use settings of the whole server. With `read` it may read the server's own metadata.
  3. Health probes need no token unless the file says `open_health = false`; then they need `read`.

@@ -1,7 +1,7 @@
 """Control verbs that a server with an admin listener (--admin-address) does not serve at its public ports.
 
 They are the verbs for which a token needs the scope `operate` or `admin` (transport.header_policy): those that change
-something, and recent traces, which can hold other clients' tensors. Reading settings stays where it was.
+something, and recent traces, errors and lines of the log, which can hold what other clients sent. Reading settings stays where it was.
 """
 
 from __future__ import annotations

@@ -69,9 +69,11 @@ VERB_CATEGORIES = {
     "repository_model": "model-repository",
     "repository_check": "model-repository",
     "statistics": "statistics",
+    "errors": "statistics",
     "trace_setting": "trace",
     "trace_recent": "trace",
     "logging": "logging",
+    "logging_recent": "logging",
 }
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -111,7 +113,7 @@ VERB_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repository_load", "repository_unload", "repository_check"), (ADMIN,)),
     **dict.fromkeys(("system_shm_register", "system_shm_unregister"), (OPERATE,)),
     **dict.fromkeys(("cuda_shm_register", "cuda_shm_unregister"), (OPERATE,)),
-    **dict.fromkeys(("sequence_end", "trace_recent"), (OPERATE,)),
+    **dict.fromkeys(("sequence_end", "trace_recent", "errors", "logging_recent"), (OPERATE,)),
     **dict.fromkeys(("trace_setting", "logging"), (READ, OPERATE)),
 }
 METHOD_SCOPES: dict[str, tuple[str, ...]] = {

@@ -142,7 +142,8 @@ class Fuzz:
         paths = [
             f"/v2/models/{odd}", f"/v2/models/{odd}/config", f"/v2/models/{model}/versions/{odd}/ready",
             f"/v2/models/stats?{odd}={odd}", f"/v2/trace/recent?count={odd}", f"/v2/repository/models/{odd}",
-            f"/v2/models/named/sequences/{odd}?{odd}={odd}",
+            f"/v2/models/named/sequences/{odd}?{odd}={odd}", f"/v2/models/{odd}/errors",
+            f"/v2/logging/recent?{odd}={odd}", f"/v2/logging/recent?after={odd}",
         ]  # fmt: skip
         return self.random.choice(["GET", "POST", "DELETE"]), self.random.choice(paths), b""
 

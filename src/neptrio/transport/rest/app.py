@@ -462,6 +462,13 @@ class RestApp:
         traces = self._verbs.trace.recent(scope["query_string"].decode("latin-1"))
         return 200, JSON, [b"[", await gathered(map(bytes, traces), b","), b"]"]
 
+    async def _errors(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._verbs.statistics.errors(route.model, route.version))]
+
+    async def _logging_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        query = scope["query_string"].decode("latin-1")
+        return 200, JSON, [dump_json(self._verbs.recent_log.lines(query, self._admin))]
+
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         document = members(await self._document(scope, body)) if body else {}

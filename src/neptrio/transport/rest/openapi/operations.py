@@ -147,6 +147,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         errors=MODEL,
         query=OF_STATISTICS,
     ),
+    ("errors", "GET"): Operation(
+        "The errors that requests met last, of each version since its load",
+        "statistics",
+        {JSON: "LastErrors"},
+        errors=MODEL,
+    ),
     ("trace_setting", "GET"): Operation("Trace settings", "trace", {JSON: "TraceSettings"}, errors=MODEL),
     ("trace_setting", "POST"): Operation(
         "Change trace settings",
@@ -160,6 +166,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "The traces that ended last", "trace", {JSON: "RecentTraces"}, query={"count": "how many, from 1 on"}
     ),
     ("logging", "GET"): Operation("Log settings", "logging", {JSON: "LogSettings"}),
+    ("logging_recent", "GET"): Operation(
+        "The lines that were logged last",
+        "logging",
+        {JSON: "RecentLog"},
+        errors={501: "the log is that of another program"},
+        query={
+            "count": "how many, from 1 on",
+            "level": "verbose, info, warning or error: lines of that level and worse",
+            "after": "the number of a line: what came after it",
+        },
+    ),
     ("logging", "POST"): Operation(
         "Change log settings",
         "logging",

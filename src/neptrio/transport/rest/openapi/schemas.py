@@ -200,6 +200,31 @@ SCHEMAS: dict[str, Schema] = {
             "log_frequency": {"type": ["string", "null"]},
         },
     ),
+    "LastErrors": closed(
+        {
+            "models": listed(
+                closed(
+                    {
+                        "name": TEXT,
+                        "version": TEXT,
+                        "errors": listed(
+                            closed(
+                                {
+                                    "text": TEXT,
+                                    "code": TEXT,
+                                    "reason": {"enum": ["REJECTED", "CANCELED", "BACKEND", "OTHER"]},
+                                    "refused": {**FLAG, "description": "the requests were not accepted"},
+                                    "count": COUNT,
+                                    "first": {**COUNT, "description": "milliseconds since the epoch"},
+                                    "last": {**COUNT, "description": "milliseconds since the epoch"},
+                                }
+                            )
+                        ),
+                    }
+                )
+            )
+        }
+    ),
     "RecentTraces": listed(opened({"id": COUNT})),
     "LogSettings": closed(
         {
@@ -209,6 +234,20 @@ SCHEMAS: dict[str, Schema] = {
             "log_error": FLAG,
             "log_verbose_level": COUNT,
             "log_format": {"type": "string", "enum": ["default", "ISO8601"]},
+        }
+    ),
+    "RecentLog": closed(
+        {
+            "lines": listed(
+                closed(
+                    {
+                        "number": COUNT,
+                        "time": {**COUNT, "description": "milliseconds since the epoch"},
+                        "level": {"enum": ["verbose", "info", "warning", "error"]},
+                        "text": TEXT,
+                    }
+                )
+            )
         }
     ),
     "LogChanges": opened(
