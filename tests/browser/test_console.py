@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,132 +15,12 @@ import pytest
 import tritonclient.http as httpclient
 
 from neptrio.codec.http_json import load_json
-from tests.sequences.models import sequence_config
-from tests.support import browser
+from tests.browser.panels import BROKEN, HOSTILE, READY, TEXT, cell, click, fill, infer, send, show
 from tests.support.browser import Chromium
 from tests.support.http import Http1
 from tests.support.metrics import scrape, value
-from tests.support.repository import identity_config, write_model
 from tests.support.server import FRONTENDS, ServerProcess
 from tests.transport.test_tokens import FILE
-
-NAMES = [name for name in browser.installed() if name in browser.CHROMIUM]
-pytestmark = pytest.mark.skipif(not NAMES, reason="no chromium on PATH: the console is not drawn")
-
-# a model's folder may have any name without a slash, and a model's error any text
-HOSTILE = "<img src=x onerror=alert(1)>&'\"`${1}"
-BROKEN = "</script><script>alert(1)</script><style>*{display:none}</style>"
-ROUNDS = "Number(document.documentElement.dataset.rounds || 0)"
-READY = f"{ROUNDS} >= 2"
-TEXT = "document.getElementById('main').innerText"
-PICTURE = (
-    'backend: "identity" max_batch_size: 4 input [ { name: "INPUT0" data_type: TYPE_UINT8 dims: [ 3, 2, 2 ] } ] '
-    'output [ { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ 3, 2, 2 ] } ]'
-)
-BYTES = (
-    'backend: "identity" max_batch_size: 4 input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] } ] '
-    'output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]'
-)
-PASS = """
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())]) for r in requests]
-"""
-RAISES = f"""
-class TritonPythonModel:
-    def initialize(self, args):
-        raise ValueError({BROKEN!r})
-    def execute(self, requests):
-        pass
-"""
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("repository")
-    write_model(folder, "simple", identity_config())
-    write_model(folder, HOSTILE, identity_config())
-    write_model(folder, "picture", PICTURE)
-    write_model(folder, "words", BYTES)
-    write_model(folder, "sums", sequence_config("direct { }", 4))
-    write_model(folder, "broken", CONFIG, {"1/model.py": RAISES})
-    write_model(folder, "apart", CONFIG, {"1/model.py": PASS})
-    return folder
-
-
-CONFIG = (
-    'backend: "python" input [ { name: "IN" data_type: TYPE_INT32 dims: [ 4 ] } ] '
-    'output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 4 ] } ] instance_group [ { count: 2 kind: KIND_CPU } ]'
-)
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--allow-forced-trace=true",
-             "--trace-config=triton,file=" + str(tmp_path_factory.mktemp("traces") / "trace.json"),
-             "--cache-config=local,size=1000000")  # fmt: skip
-    with ServerProcess(repository, *flags, failures="ValueError") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[Chromium]:
-    tab = browser.start(NAMES[0])
-    assert isinstance(tab, Chromium)
-    try:
-        yield tab
-    finally:
-        tab.close()
-
-
-@pytest.fixture
-def tab(started: Chromium, server: ServerProcess) -> Iterator[Chromium]:
-    """The browser. In the end no script was stopped by the policy, nothing failed, and nobody else was asked."""
-    started.look(1280, 900)
-    yield started
-    # a request that the server refuses is a message too, which the console shows
-    strange = [text for text in started.messages if "the server responded with a status of" not in text]
-    assert not strange
-    assert all(url.startswith(("http://127.0.0.1:", "about:")) for url in started.network), started.network
-
-
-def show(tab: Chromium, server: ServerProcess, panel: str = "") -> None:
-    tab.visit(f"http://{server.metrics}/console/#{panel}", READY)
-    # a second's pace: the tests wait for what the next round brings
-    tab.evaluate(
-        "(p => { p.value = '1'; p.dispatchEvent(new Event('change')); })(document.getElementById('pace'))"
-    )
-
-
-def infer(server: ServerProcess, model: str, times: int = 1, request_id: str = "") -> None:
-    body = {
-        "inputs": [
-            {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for i in (0, 1)
-        ]
-    }
-    if request_id:
-        body |= {"id": request_id}
-    with Http1(server.http) as client:
-        for _ in range(times):
-            assert (
-                client.request("POST", f"/v2/models/{model}/infer", json.dumps(body).encode()).status == 200
-            )
-
-
-def cell(model: str, column: str) -> str:
-    """The text of a cell of the table of models."""
-    return (
-        f"[...document.querySelectorAll('.models tbody tr')].filter(r => r.cells[0].textContent === {json.dumps(model)})"
-        f".map(r => [...r.cells].find(c => c.dataset.name === '{column}').textContent)[0]"
-    )
-
-
-def click(tab: Chromium, text: str, within: str = "document") -> None:
-    tab.wait(
-        f"(b => b && !b.disabled && (b.click(), true))([...(({within})?.querySelectorAll('button, a') ?? [])]"
-        f".find(b => b.textContent.trim() === {json.dumps(text)}))"
-    )
 
 
 def test_what_needs_attention_comes_first(tab: Chromium, server: ServerProcess) -> None:
@@ -226,16 +105,6 @@ def test_a_model(tab: Chromium, server: ServerProcess) -> None:
     tab.wait(f"document.querySelector('.reason').textContent.includes({json.dumps(BROKEN)})")
 
 
-def send(tab: Chromium) -> list[str]:
-    """Sends the form; the texts of the answer's values."""
-    tab.evaluate("document.querySelector('.tensor')?.remove()")
-    tab.wait("!document.querySelector('form.request [type=submit]').disabled")
-    tab.evaluate("document.querySelector('form.request').requestSubmit()")
-    tab.wait("!!document.querySelector('.tensor')")
-    found: list[str] = tab.evaluate("[...document.querySelector('.tensor').querySelectorAll('li')].map(e => e.textContent)")  # fmt: skip
-    return found
-
-
 @pytest.mark.slow
 def test_a_request_and_the_same_elsewhere(tab: Chromium, server: ServerProcess) -> None:
     show(tab, server, "request/simple/1")
@@ -260,10 +129,6 @@ def test_a_model_with_a_strange_name(tab: Chromium, server: ServerProcess) -> No
     click(tab, "Send a request")
     tab.wait("document.querySelectorAll('fieldset.input').length === 2")
     assert send(tab) == [str(i) for i in range(1, 17)]
-
-
-def fill(tab: Chromium, selector: str, text: str) -> None:
-    tab.evaluate(f"(e => {{ e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input', {{bubbles: true}})); e.dispatchEvent(new Event('change', {{bubbles: true}})); }})(document.querySelector({json.dumps(selector)}))")  # fmt: skip
 
 
 def png(path: Path, rgb: np.ndarray[Any, Any]) -> None:
@@ -404,7 +269,16 @@ def test_the_page_of_the_rest_port_fits_small_screens(tab: Chromium, server: Ser
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_small_screens(tab: Chromium, server: ServerProcess, dark: bool) -> None:
     tab.look(380, 800, dark)
-    panels = ("", "models/sums/1", "models/broken/1", "request/simple/1", "traces", "settings")
+    panels = (
+        "",
+        "models/sums/1",
+        "models/broken/1",
+        "models/fails/1",
+        "request/simple/1",
+        "traces",
+        "log",
+        "settings",
+    )
     nameless = (
         "[...document.querySelectorAll('input, select, textarea, button')].filter(e => !(e.labels?.length "
         "|| e.getAttribute('aria-label') || e.textContent.trim() || e.placeholder)).map(e => e.outerHTML)"

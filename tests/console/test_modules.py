@@ -259,6 +259,23 @@ def test_front_ends(folder: Path) -> None:
     ]
 
 
+def test_a_time_axis_has_few_round_marks(folder: Path) -> None:
+    """At least a minute is shown; the last mark is now."""
+
+    def marks(seconds: int) -> list[str]:
+        times = [1_000_000_000_000 + 1000 * second for second in range(seconds + 1)]
+        found = run(folder, "figures.js", "m.ticks(...m.span(given)).map(t => t.label)", times)
+        assert isinstance(found, list)
+        return found
+
+    assert marks(3) == marks(60) == ["−45 s", "−30 s", "−15 s", "now"]
+    assert marks(239) == ["−3 min", "−2 min", "−1 min", "now"]
+    assert marks(600) == ["−8 min", "−6 min", "−4 min", "−2 min", "now"]
+    assert run(folder, "figures.js", "m.ticks(...m.span([]))").pop()["label"] == "now"
+    assert run(folder, "figures.js", "[0, 12, 16, 99].map(t => m.nearest([5, 10, 20], t))") == [0, 1, 2, 2]
+    assert run(folder, "figures.js", "[m.ago(5, 900), m.ago(0, 90e3), m.ago(9e3, 0)]") == ["just now", "90 s ago", "just now"]  # fmt: skip
+
+
 CONFIGS = [
     'name: "m" backend: "python" max_batch_size: 8 input [ { name: "A\\"" data_type: TYPE_FP32 dims: [ -1, 4 ] } ] '
     'output [ { name: "B" data_type: TYPE_STRING dims: [ 1 ] } ] dynamic_batching { } '

@@ -52,6 +52,11 @@ class LogTail:
             while len(self._lines) > MOST or self._size > KEPT_CHARACTERS:
                 self._size -= len(self._lines.popleft().text)
 
+    @property
+    def last(self) -> int:
+        """The number of the last line, 0 before the first."""
+        return self._number
+
     def since(self, number: int) -> list[Line]:
         """Those of the kept lines that came after the one with that number, oldest first."""
         with self._lock:

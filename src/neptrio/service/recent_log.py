@@ -45,7 +45,7 @@ class RecentLog:
         return (self._known or admin) and logs.tail() is not None
 
     def lines(self, query: str, admin: bool = False) -> dict[str, Any]:
-        """The last lines, oldest first.
+        """The last lines, oldest first, and the number of the last one, whatever its level: what to ask after the next time.
 
         `query` is the URL's query string: `count=N` lines at most, the last ones; `level=warning`, that and worse;
         `after=NUMBER`, what came after that line. Raises Denied (rule 1), Unsupported (rule 3) and InvalidArgument.
@@ -79,6 +79,7 @@ class RecentLog:
                 raise InvalidArgument(
                     f"logging/recent: unknown parameter '{shown(key)}', expected count, level or after"
                 )
+        last = tail.last  # before the lines: what comes meanwhile is told the next time, or now
         found = [line for line in tail.since(after) if line.level >= level]
         return {
             "lines": [
@@ -89,5 +90,6 @@ class RecentLog:
                     "text": terminal.shown(line.text),
                 }
                 for line in found[-count:]
-            ]
+            ],
+            "last": max([last, *(line.number for line in found[-1:])]),
         }

@@ -58,6 +58,35 @@ export function failing(stat, seen) {
   return Number(stat.inference_stats.fail.count) > Number(stat.inference_stats.success.count);
 }
 
+/** Milliseconds between two moments beyond which a chart draws no line: nobody has asked meanwhile. */
+export const GAP = 20000;
+const STEPS = [10, 15, 30, 60, 120, 300, 600, 1800, 3600]; // seconds between marks of a time axis
+const LEAST = 60000;
+
+/** The first and the last moment that a chart of these times (milliseconds, ascending) shows. */
+export function span(times) {
+  const end = times[times.length - 1] ?? 0;
+  return [Math.min(times[0] ?? 0, end - LEAST), end];
+}
+
+/** The marks of a time axis: {time, label}, the last one now. */
+export function ticks(begin, end) {
+  const step = STEPS.find((seconds) => (end - begin) / 1000 / seconds <= 5) || STEPS[STEPS.length - 1];
+  const marks = [{ time: end, label: "now" }];
+  for (let ago = step; ago * 1000 <= (end - begin) * 0.96; ago += step) marks.unshift({ time: end - ago * 1000, label: ago < 60 || ago % 60 ? `−${ago} s` : `−${ago / 60} min` });
+  return marks;
+}
+
+/** The place of the time that is nearest to `wanted`; -1 if there is none. */
+export function nearest(times, wanted) {
+  let found = -1;
+  times.forEach((time, i) => { if (found < 0 || Math.abs(time - wanted) <= Math.abs(times[found] - wanted)) found = i; });
+  return found;
+}
+
+/** How long ago a moment was, in milliseconds since 1970. */
+export const ago = (time, now) => (now - time < 1000 ? "just now" : `${duration((now - time) * 1e6)} ago`);
+
 /** A number with its noun: 1 client, 3 clients. */
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 

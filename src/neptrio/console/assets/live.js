@@ -15,6 +15,8 @@ export class Live extends EventTarget {
     this.about = {};
     this.server = null; // server.json; null where the caller may not read it
     this.index = null; // rows of the repository index; null where the caller may not read it
+    this.errors = []; // of /v2/errors: what requests met last, of each version
+    this.noErrors = ""; // why the caller may not read them
     this.frontEnds = []; // rows of figures.frontEnds()
     this.models = []; // one object per model version that is ready
     this.history = []; // {time, requests, failures, inferences, p50, p99, queued, executing, lag50, lag99, connections, cpu}
@@ -56,14 +58,17 @@ export class Live extends EventTarget {
       throw error;
     });
     try {
-      const [stats, server, index] = await Promise.all([
+      const [stats, server, index, errors] = await Promise.all([
         may(get("/v2/models/stats?histograms=true&live=true&percentiles=50,90,99")),
         may(get("/console/server.json")),
         may(post("/v2/repository/index?timings=true")),
+        may(get("/v2/errors")),
       ]);
       this.refused = stats.refused || server.refused || index.refused || null;
       this.server = server.refused ? null : server;
       this.index = index.refused ? null : index;
+      this.errors = errors.refused ? [] : errors.models;
+      this.noErrors = errors.refused?.message || "";
       this.error = null;
       if (!stats.refused) this.#take(stats, performance.now() / 1000);
       else this.models = this.frontEnds = [];
@@ -77,6 +82,7 @@ export class Live extends EventTarget {
   #take(stats, time) {
     const last = this.before;
     const seconds = last ? time - last.time : 0;
+    const moment = Date.now();
     const known = new Map(this.models.map((model) => [model.id, model]));
     this.models = stats.model_stats.map((stat) => {
       const id = `${stat.name}/${stat.version}`;
@@ -86,7 +92,7 @@ export class Live extends EventTarget {
       model.stat = stat;
       model.seen = seen;
       model.cores = cores(old?.processes, stat.processes || [], seconds);
-      const point = { requests: old ? seen.requests : null, failures: old ? seen.failures : null, batch: seen.batch, queued: stat.live.queued + stat.live.prepared, executing: stat.live.executing };
+      const point = { time: moment, requests: old ? seen.requests : null, failures: old ? seen.failures : null, batch: seen.batch, queued: stat.live.queued + stat.live.prepared, executing: stat.live.executing };
       for (const stage of STAGES) point[stage] = [percentile(seen.histograms[stage], 0.5), percentile(seen.histograms[stage], 0.99)];
       model.history = [...model.history, point].slice(-SLOTS);
       return model;
@@ -97,7 +103,7 @@ export class Live extends EventTarget {
     const total = (read) => this.models.reduce((sum, model) => sum + read(model), 0);
     const cpu = this.server?.process.cpu_seconds;
     this.history = [...this.history, {
-      time: Date.now(), first: !last,
+      time: moment, first: !last,
       requests: last ? total((model) => model.seen.requests) : null,
       failures: last ? total((model) => model.seen.failures) : null,
       p50: percentile(all, 0.5), p99: percentile(all, 0.99),

@@ -3,13 +3,14 @@
 import { access, allow, ApiError, get } from "./api.js";
 import { byId, field, make, say } from "./dom.js";
 import { Live } from "./live.js";
+import { Log } from "./log.js";
 import { Model } from "./model.js";
 import { Overview } from "./overview.js";
 import { Request } from "./request.js";
 import { Settings } from "./settings.js";
 import { Traces } from "./traces.js";
 
-const PANELS = { overview: Overview, models: Model, request: Request, traces: Traces, settings: Settings };
+const PANELS = { overview: Overview, models: Model, request: Request, traces: Traces, log: Log, settings: Settings };
 
 class App {
   constructor() {
@@ -122,8 +123,8 @@ class App {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]")) return;
-    const names = ["overview", "request", "traces", "settings"];
-    if (event.key >= "1" && event.key <= "4") location.hash = names[Number(event.key) - 1];
+    const names = ["overview", "request", "traces", "log", "settings"];
+    if (event.key >= "1" && event.key <= "5") location.hash = names[Number(event.key) - 1];
     else if (event.key === "/") {
       const search = document.querySelector("main input[type=search]");
       if (search) { search.focus(); event.preventDefault(); }

@@ -5,6 +5,7 @@ import { bars, Lines } from "./chart.js";
 import { card, confirmed, facts, make, tell } from "./dom.js";
 import { bytes, count, duration, percentile, SHORT, STAGES } from "./figures.js";
 import { configView } from "./config.js";
+import { Errors } from "./errors.js";
 import { modelRows, stateBadge, stateKey } from "./overview.js";
 import { Sequences } from "./sequences.js";
 import { Table } from "./table.js";
@@ -19,7 +20,7 @@ export class Model {
     this.reason = make("p", { class: "reason", hidden: true });
     this.actions = make("div", { class: "actions" });
     this.figures = {
-      rate: new Lines("Requests", (value) => `${count(value)}/s`, ["answered", "failed"]),
+      rate: new Lines("Requests", (value) => `${count(value)}/s`, ["answered", "failed"], ["failed"]),
       latency: new Lines("Latency", duration, ["p50", "p99"]),
       queue: new Lines("In the model", count, ["waiting", "executing"]),
       batch: new Lines("Batch size", count, ["mean"]),
@@ -49,10 +50,11 @@ export class Model {
       card("Batches", this.batches),
       card("Instances", this.placed, this.instances.element),
       card("Requests since the load", this.accounts));
+    this.errors = new Errors(app, name, version);
     this.sequences = new Sequences(app, name, version);
     this.element = make("div", { class: "panel" },
       make("div", { class: "heading" }, make("a", { href: "#overview", class: "back" }, "← All models"), this.title, this.state, this.actions),
-      this.reason, this.live, this.sequences.element, card("Configuration", this.config));
+      this.reason, this.errors.element, this.live, this.sequences.element, card("Configuration", this.config));
     this.#actions();
   }
 
@@ -91,6 +93,8 @@ export class Model {
     }
     this.reason.hidden = !row?.reason;
     this.reason.textContent = row?.reason || "";
+    this.errors.element.hidden = !row?.model;
+    this.errors.update();
     const { model } = row || {};
     this.live.hidden = !model;
     if (!model) return;
@@ -98,10 +102,11 @@ export class Model {
     const now = history[history.length - 1];
     const column = (read) => history.map(read);
     const { rate, latency, queue, batch } = this.figures;
-    rate.update([column((point) => point.requests), column((point) => point.failures)], history.length, now.requests === null ? "–" : `${count(now.requests)}/s`, now.failures ? `${count(now.failures)} failed/s` : "");
-    latency.update([column((point) => point.request[0]), column((point) => point.request[1])], history.length, duration(now.request[0]), now.request[1] === null ? "no requests" : `p99 ${duration(now.request[1])}`);
-    queue.update([column((point) => point.queued), column((point) => point.executing)], history.length, count(now.queued), `waiting, ${count(now.executing)} executing`);
-    batch.update([column((point) => point.batch)], history.length, count(now.batch), `${count(seen.inferences)} inferences/s`);
+    const times = column((point) => point.time);
+    rate.update([column((point) => point.requests), column((point) => point.failures)], times, now.requests === null ? "–" : `${count(now.requests)}/s`, now.failures ? `${count(now.failures)} failed/s` : "", true);
+    latency.update([column((point) => point.request[0]), column((point) => point.request[1])], times, duration(now.request[0]), now.request[1] === null ? "no requests" : `p99 ${duration(now.request[1])}`);
+    queue.update([column((point) => point.queued), column((point) => point.executing)], times, count(now.queued), `waiting, ${count(now.executing)} executing`);
+    batch.update([column((point) => point.batch)], times, count(now.batch), `${count(seen.inferences)} inferences/s`);
     this.stages.update(STAGES.filter((stage) => stat.percentiles?.[stage]?.count).map((stage) => {
       const all = stat.percentiles[stage];
       const recent = (share) => percentile(seen.histograms[stage], share);

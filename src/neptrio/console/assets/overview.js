@@ -2,6 +2,7 @@
 
 import { Lines, Spark } from "./chart.js";
 import { badge, card, choice, facts, make } from "./dom.js";
+import { Errors } from "./errors.js";
 import { bytes, count, duration, failing, percentile, place, plural } from "./figures.js";
 import { Table } from "./table.js";
 
@@ -25,7 +26,7 @@ export class Overview {
     this.app = app;
     const rate = (value) => `${count(value)}/s`;
     this.charts = {
-      rate: new Lines("Requests", rate, ["answered", "failed"]),
+      rate: new Lines("Requests", rate, ["answered", "failed"], ["failed"]),
       latency: new Lines("Latency", duration, ["p50", "p99"]),
       queue: new Lines("In the server", count, ["waiting", "executing"]),
       lag: new Lines("Loop lag", duration, ["p50", "p99"]),
@@ -48,7 +49,7 @@ export class Overview {
       { name: "Queued", number: true, cell: (row) => (row.model ? count(row.model.stat.live.queued + row.model.stat.live.prepared) : "–") },
       { name: "Batch", number: true, cell: (row) => (row.model ? count(row.model.seen.batch) : "–") },
       { name: "Failed", number: true, mark: (row) => row.model && Number(row.model.stat.inference_stats.fail.count) > 0, cell: (row) => (row.model ? count(Number(row.model.stat.inference_stats.fail.count)) : "–") },
-      { name: "Reason", optional: true, cell: (row) => row.reason },
+      { name: "Reason", below: true, cell: (row) => row.reason },
     ], { empty: "No model matches." });
     this.table.element.classList.add("models");
     this.frontEnds = new Table("Front ends", [
@@ -63,11 +64,12 @@ export class Overview {
       { name: "Restarts", number: true, cell: (row) => count(row.restarts) },
     ]);
     this.fronts = card("Front ends", this.frontEnds.element);
+    this.errors = new Errors(app);
     this.server = make("div");
     this.element = make("div", { class: "panel" },
       make("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
       make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), make("div", { class: "filters" }, this.filter, this.order)), this.table.element),
-      this.fronts, card("Server", this.server));
+      this.errors.element, this.fronts, card("Server", this.server));
   }
 
   #spark(row) {
@@ -83,13 +85,14 @@ export class Overview {
     const now = history[history.length - 1];
     if (now) {
       const column = (key) => history.map((point) => point[key]);
+      const times = column("time");
       const { charts } = this;
-      charts.rate.update([column("requests"), column("failures")], history.length, now.requests === null ? "–" : `${count(now.requests)}/s`, now.failures ? `${count(now.failures)} failed/s` : "");
-      charts.latency.update([column("p50"), column("p99")], history.length, duration(now.p50), now.p99 === null ? "no requests" : `p99 ${duration(now.p99)}`);
-      charts.queue.update([column("queued"), column("executing")], history.length, count(now.queued), `waiting, ${count(now.executing)} executing`);
-      charts.lag.update([column("lag50"), column("lag99")], history.length, duration(now.lag50), now.lag99 === null ? "" : `p99 ${duration(now.lag99)}`);
-      charts.connections.update([column("connections")], history.length, count(now.connections), live.server ? `${plural(live.server.connections.clients, "client")}` : "");
-      charts.cpu.update([column("cpu")], history.length, now.cpu === null ? "–" : `${Math.round(now.cpu * 100)} %`, now.memory === null ? "" : bytes(now.memory));
+      charts.rate.update([column("requests"), column("failures")], times, now.requests === null ? "–" : `${count(now.requests)}/s`, now.failures ? `${count(now.failures)} failed/s` : "", true);
+      charts.latency.update([column("p50"), column("p99")], times, duration(now.p50), now.p99 === null ? "no requests" : `p99 ${duration(now.p99)}`);
+      charts.queue.update([column("queued"), column("executing")], times, count(now.queued), `waiting, ${count(now.executing)} executing`);
+      charts.lag.update([column("lag50"), column("lag99")], times, duration(now.lag50), now.lag99 === null ? "" : `p99 ${duration(now.lag99)}`);
+      charts.connections.update([column("connections")], times, count(now.connections), live.server ? `${plural(live.server.connections.clients, "client")}` : "");
+      charts.cpu.update([column("cpu")], times, now.cpu === null ? "–" : `${Math.round(now.cpu * 100)} %`, now.memory === null ? "" : bytes(now.memory));
     }
     const wanted = this.filter.value.trim().toLowerCase();
     const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted));
@@ -98,6 +101,7 @@ export class Overview {
     if (measure) rows.sort((a, b) => (b.model ? measure(b.model) : -1) - (a.model ? measure(a.model) : -1));
     this.table.update(rows, (row) => row.id);
     for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
+    this.errors.update();
     this.fronts.hidden = !live.frontEnds.length;
     this.frontEnds.update(live.frontEnds, (row) => row.number);
     this.#server(live.server);

@@ -18,7 +18,7 @@ export class Settings {
       { name: "Model", cell: (row) => row.name },
       { name: "Version", cell: (row) => row.version || "–" },
       { name: "State", cell: (row) => badge(row.state.toLowerCase(), STATES[row.state]), key: (row) => row.state },
-      { name: "Reason", optional: true, cell: (row) => row.reason },
+      { name: "Reason", below: true, cell: (row) => row.reason },
       { name: "", cell: (row) => make("div", { class: "actions" }, this.#button("Load", row.name, "load"), row.state === "READY" ? this.#button("Unload", row.name, "unload") : null), key: (row) => `${row.state}${this.#why()}` },
     ], { empty: "The repository cannot be listed, or is empty." });
     this.whyNot = make("p", { class: "help" });

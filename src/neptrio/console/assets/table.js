@@ -4,9 +4,11 @@ import { make, say } from "./dom.js";
 
 export class Table {
   /** `columns`: {name, number, cell(row) -> text or element, key(row) -> text that changes when an element must,
-   *  mark(row): whether the cell is shown as bad, optional: hidden while no row has anything in it}. */
+   *  mark(row): whether the cell is shown as bad, below: its text stands in a row of its own below the others, where
+   *  there is one}. */
   constructor(label, columns, { empty = "Nothing to show." } = {}) {
-    this.columns = columns;
+    this.below = columns.find((column) => column.below);
+    this.columns = columns = columns.filter((column) => !column.below);
     this.rows = new Map();
     this.body = make("tbody");
     this.heads = columns.map((column) => make("th", { scope: "col", class: column.number ? "number" : null }, column.name));
@@ -32,22 +34,31 @@ export class Table {
       this.columns.forEach((column, i) => this.#fill(line, i, column, row));
       const next = before ? before.nextSibling : this.body.firstChild;
       if (next !== line.element) this.body.insertBefore(line.element, next);
-      before = line.element;
+      before = this.#under(line, row);
     }
     for (const [id, line] of this.rows) {
       if (!kept.has(id)) {
         line.element.remove();
+        line.under?.remove();
         this.rows.delete(id);
       }
     }
     this.nothing.hidden = kept.size > 0;
-    this.columns.forEach((column, i) => {
-      if (!column.optional) return;
-      const hidden = ![...this.rows.values()].some((line) => line.cells[i].textContent);
-      this.heads[i].hidden = hidden;
-      for (const line of this.rows.values()) line.cells[i].hidden = hidden;
-    });
     this.element.firstChild.hidden = kept.size === 0;
+  }
+
+  /** Shows what stands below a line, where it has something; returns the last element of the line. */
+  #under(line, row) {
+    const text = this.below ? String(this.below.cell(row)) : "";
+    if (!text) {
+      line.under?.remove();
+      line.under = null;
+      return line.element;
+    }
+    if (!line.under) line.under = make("tr", { class: "under" }, make("td", { colspan: this.columns.length, "data-name": this.below.name }));
+    say(line.under.firstChild, text);
+    if (line.element.nextSibling !== line.under) line.element.after(line.under);
+    return line.under;
   }
 
   #fill(line, i, column, row) {

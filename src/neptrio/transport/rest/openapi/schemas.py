@@ -247,7 +247,8 @@ SCHEMAS: dict[str, Schema] = {
                         "text": TEXT,
                     }
                 )
-            )
+            ),
+            "last": COUNT,
         }
     ),
     "LogChanges": opened(

@@ -1,0 +1,106 @@
+"""What the console shows of failures, in a real browser: the errors that requests met, the log, charts of what was when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.browser.panels import BROKEN, TEXT, cell, click, fill, infer, show
+from tests.support.browser import Chromium
+from tests.support.http import Http1
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+ERRORS = "[...document.querySelectorAll('.errors tbody tr')]"
+ROWS = f"{ERRORS}.map(r => Object.fromEntries([...r.cells].map(c => [c.dataset.name, c.textContent])))"
+LINES = "[...document.querySelectorAll('.log div')]"
+
+
+def fail(server: ServerProcess, model: str, length: int, times: int = 1) -> None:
+    tensor = {"name": "IN", "shape": [length], "datatype": "INT32", "data": [0] * length}
+    with Http1(server.http) as client:
+        for _ in range(times):
+            body = json.dumps({"inputs": [tensor]}).encode()
+            assert client.request("POST", f"/v2/models/{model}/infer", body).status >= 400
+
+
+def test_the_errors_that_requests_met(tab: Chromium, server: ServerProcess) -> None:
+    fail(server, "fails", 4, 3)
+    fail(server, "fails", 3)
+    show(tab, server)
+    tab.wait(f"{ERRORS}.length >= 2")
+    refused, failed = tab.evaluate(ROWS)[:2]
+    assert (failed["Model"], failed["Error"], failed["Requests"]) == ("fails", BROKEN, "failed")
+    assert int(failed["Count"]) >= 3 and failed["Last"].endswith(("just now", "ago"))
+    assert refused["Requests"] == "refused" and "unexpected shape for input 'IN'" in refused["Error"]
+    bad = f"{ERRORS}.map(r => r.querySelector('[data-name=Error]').classList.contains('bad'))"
+    assert tab.evaluate(bad)[:2] == [False, True], "what the model did is red, what a client did is not"
+    assert tab.evaluate(cell("fails", "State")) == "ready, most requests fail"
+    assert tab.evaluate("document.querySelectorAll('main script, main style').length") == 0
+    click(tab, "fails", "document.querySelector('.errors')")
+    tab.wait(f"location.hash === '#models/fails/1' && {ERRORS}.length === 2")
+    assert [row["Error"] for row in tab.evaluate(ROWS)] == [refused["Error"], BROKEN]
+    show(tab, server, "models/simple/1")
+    tab.wait(f"{TEXT}.includes('No request has failed since the load.')")
+
+
+def test_the_log(tab: Chromium, server: ServerProcess) -> None:
+    show(tab, server)
+    tab.press("4")
+    tab.wait(f"location.hash === '#log' && {LINES}.length > 0")
+    fail(server, "fails", 4)
+    said = f"{LINES}.filter(e => e.className === 'level-warning' && e.textContent.includes({json.dumps(BROKEN)}))"
+    tab.wait(f"{said}.length > 0")
+    before = tab.evaluate(f"{LINES}.length")
+    fill(tab, "select[aria-label=Level]", "warnings and errors")
+    assert 0 < tab.evaluate(f"{LINES}.length") < before
+    fill(tab, "input[type=search]", "UNABLE to be found")
+    assert tab.evaluate(f"{LINES}.length") == 0
+    fill(tab, "input[type=search]", "")
+    fill(tab, "select[aria-label=Level]", "all levels")
+    assert tab.evaluate(
+        "(e => e.scrollHeight - e.scrollTop - e.clientHeight < 4)(document.querySelector('.log'))"
+    )
+    assert tab.evaluate("document.querySelectorAll('main script, main style').length") == 0
+
+
+def test_a_chart_has_times_and_shows_values_under_the_pointer(tab: Chromium, server: ServerProcess) -> None:
+    infer(server, "simple", 5)
+    show(tab, server, "models/simple/1")
+    tab.wait("document.querySelector('.line-0').getAttribute('d').includes('L')")
+    marks = "[...document.querySelector('.axis').children].map(e => e.textContent)"
+    assert tab.evaluate(marks) == ["−45 s", "−30 s", "−15 s", "now"]
+    assert tab.evaluate("document.querySelector('.tip').hidden") is True
+    tab.evaluate(
+        "(e => { const b = e.getBoundingClientRect(); e.dispatchEvent(new PointerEvent('pointermove', "
+        "{clientX: b.right - 1, clientY: b.top + 5, bubbles: true})); })(document.querySelector('.plot'))"
+    )
+    tip = "document.querySelector('.tip').innerText.split('\\n')"
+    when, answered, failed = tab.evaluate(tip)
+    assert ":" in when and answered.startswith("answered ") and failed == "failed 0/s"
+    assert tab.evaluate("document.querySelector('.cursor').getAttribute('d')").startswith("M300.0")
+    tab.evaluate("document.querySelector('.plot').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert tab.evaluate("document.querySelector('.tip').hidden") is True
+    # the same by keyboard: from the latest moment backwards
+    tab.evaluate("document.querySelector('.plot').focus()")
+    tab.press("ArrowLeft", "ArrowLeft")
+    tab.wait("!document.querySelector('.tip').hidden")
+    at = tab.evaluate("document.querySelector('.cursor').getAttribute('d')")
+    assert at.startswith("M") and not at.startswith("M300")
+    failing = "getComputedStyle(document.querySelectorAll('.legend .swatch')[1]).backgroundColor"
+    assert tab.evaluate(failing) == "rgb(194, 39, 52)", "failures are red"
+
+
+@pytest.mark.slow
+def test_who_may_not_read_errors_is_told_so(started: Chromium, tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "simple", identity_config())
+    flags = ("--admin-address=127.0.0.1:0",)
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        show(started, server)
+        only_there = "is served at the admin address only"
+        started.wait(f"{TEXT}.includes({json.dumps(only_there)})")
+        started.wait(f"{cell('simple', 'State')} === 'ready'")
+        show(started, server, "log")
+        started.wait(f"{TEXT}.includes({json.dumps(only_there)})")
