@@ -16,6 +16,8 @@ its file gets what the groups below it lack:
         fuzz, deploy, audit, lock   the tools of the make targets with these names
     clients   other people's clients, for `make test-clients`, in an environment of their own and resolved alone
     docs      the site of the documentation, likewise
+    pytorch   serving PyTorch's models; resolved beside `run` only, since it asks for libraries of CUDA in other versions
+      transformers   serving folders of Hugging Face models
 
 Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
 resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
@@ -45,6 +47,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
     "trees": ("run",),
     "openvino": ("run",),
+    "pytorch": ("run",),
+    "transformers": ("run", "pytorch"),
     "cuda": ("run",),
     "gpu": ("run", "cuda"),
     "examples": (),
@@ -58,7 +62,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "docs": (),
 }
 ALONE = ("examples",)  # whose dependencies are left out
-APART = ("clients", "docs")  # whose packages are never installed beside the others
+APART = ("clients", "docs", "pytorch", "transformers")  # resolved without the others, except those below them
 
 
 def entries(text: str) -> dict[str, str]:
@@ -127,7 +131,9 @@ def main() -> int:
             scratch.unlink(missing_ok=True)
             flags = ["--no-deps"] if group in ALONE else ["-c", str(together)]
             if group in APART:
-                flags = []
+                beneath = Path(name) / "below.txt"
+                beneath.write_text("\n".join(text for other in below for text in groups[other].values()))
+                flags = ["-c", str(beneath)] if below else []
                 if not options.upgrade and (FOLDER / f"{group}.txt").exists():
                     scratch.write_text((FOLDER / f"{group}.txt").read_text())
             # what is installed already, perhaps only in a narrower case: then it is listed again
@@ -142,7 +148,7 @@ def main() -> int:
             print(f"requirements/{group}.txt: {len(own)} packages")
         problems = without_wheels({g: found for g, found in groups.items() if g not in APART}, Path(name))
         for group in APART:
-            problems += without_wheels({group: groups[group]}, Path(name))
+            problems += without_wheels({g: groups[g] for g in (*BELOW[group], group)}, Path(name))
     if problems:
         print("\n".join(problems))
     return int(bool(problems))
