@@ -41,7 +41,7 @@ def test_the_table_has_what_the_library_exports() -> None:
         ["nm", "-D", "--defined-only", host.library_path()], capture_output=True, text=True, check=True
     ).stdout
     exported = {line.split()[-1] for line in listed.splitlines()}
-    assert exported - {"neptrio_compiled_library"} == set(table())
+    assert exported - {"neptrio_compiled_library", "neptrio_cache_serve"} == set(table())
 
 
 def test_what_is_unsupported_says_so_by_its_name() -> None:
