@@ -25,7 +25,6 @@ from neptrio.scheduling.response_cache import (
     ENTRY_OVERHEAD_BYTES,
     TENSOR_OVERHEAD_BYTES,
     ResponseCache,
-    parse_config,
     request_key,
 )
 
@@ -77,22 +76,6 @@ def test_an_entry_without_a_wanted_output_is_a_miss() -> None:
     assert cache.insert(b"k", tensors(1, 2))
     assert cache.lookup(b"k", frozenset({"T0", "T1"})) is not None
     assert not cache.insert(b"k", tensors(1))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("redis,size=1", "expected the cache 'local'"),
-        ("local", "size must be a positive number"),
-        ("local,size=x", "got 'x'"),
-        ("local,size=0", "got '0'"),
-        ("local,size=1,colour=red", r"got \['colour'\]"),
-        ("local,size=1,coalesce=maybe", "got 'maybe'"),
-    ],
-)
-def test_bad_settings(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_config(text)
 
 
 class Inner(Scheduler):

@@ -23,7 +23,7 @@ from neptrio.loop.poller import Poller
 from neptrio.loop.timers import Timers
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore
-from neptrio.scheduling.response_cache import ResponseCache
+from neptrio.scheduling.response_cache import Cache
 
 if TYPE_CHECKING:
     from neptrio.scheduling.sequence import SequenceScheduler
@@ -58,7 +58,7 @@ class LoopServices:
     poller: Poller  # waits for the sockets of all connections
     lag: LoopLag  # measures the loop's passes; large work leaves a note there
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
-    cache: ResponseCache | None = None  # None: no --cache-config
+    cache: Cache | None = None  # None: no --cache-config
 
 
 class ServedModel(ModelCore):

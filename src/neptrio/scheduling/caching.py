@@ -27,11 +27,12 @@ from neptrio.request.infer_request import (
     InferResponse,
     MemoryKind,
     RequestState,
+    Tensor,
     Timestamp,
     monotonic_ns,
 )
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics, ServedModel
-from neptrio.scheduling.response_cache import ResponseCache, request_key
+from neptrio.scheduling.response_cache import Cache, ResponseCache, request_key
 
 log = logging.getLogger("neptrio.cache")
 
@@ -47,14 +48,16 @@ GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class CachingScheduler(Scheduler):
-    """Wraps the scheduler of a model with response_cache.enable."""
+    """Wraps the scheduler of a model with response_cache.enable. The cache is a ResponseCache but in AskingScheduler."""
 
-    def __init__(self, model: ServedModel, inner: Scheduler, cache: ResponseCache) -> None:
+    cache: Cache
+
+    def __init__(self, model: ServedModel, inner: Scheduler, cache: Cache) -> None:
         self.inner = inner
         self.cache = cache
         self._model = model
         # part of every key, so that a reloaded model starts with no answers
-        self._load = f"{model.version}/{next(_LOADS)}"
+        self._load = cache.scope(model.version, next(_LOADS))
         self._followers: dict[bytes, deque[InferRequest]] = {}
         self._waiting: Counter[int] = Counter()  # followers by level of the model's queue
 
@@ -62,18 +65,11 @@ class CachingScheduler(Scheduler):
         if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
             self.inner.enqueue(request)  # hashing inputs in device memory would mean copying them to the host
             return
-        load = self._load
-        if (
-            request.owner is not None
-        ):  # nobody gets, or learns from the time that it takes, what another has asked for
-            load = f"{load}/{request.owner.name}"
-        key = request_key(request, self._model.name, load)
+        key = request_key(request, self._model.name, self.load_of(request))
         request.stamp(QUEUE_START)
         request.stamp(LOOKUP_START)
-        if request.outputs is None:
-            wanted = frozenset(self._model.output_names)
-        else:
-            wanted = frozenset(o.name for o in request.outputs)
+        wanted = self.wanted(request)
+        assert isinstance(self.cache, ResponseCache)
         found = self.cache.lookup(key, wanted)
         request.stamp(LOOKUP_END)
         self.cache.spent(request.timestamp(LOOKUP_END) - request.timestamp(LOOKUP_START), 0)
@@ -82,20 +78,48 @@ class CachingScheduler(Scheduler):
             self.inner.arrived(request)
             complete(request, InferResponse([t for t in found if t.name in wanted]), True)
             return
+        if self.cache.coalesce and key in self._followers:
+            self._follow(request, key)
+            return
+        self._execute(request, key)
+
+    def load_of(self, request: InferRequest) -> str:
+        """What a key has beside the model's name: nobody gets, or learns from the time that it takes, what another has asked
+        for."""
+        return self._load if request.owner is None else f"{self._load}/{request.owner.name}"
+
+    def wanted(self, request: InferRequest) -> frozenset[str]:
+        """The names of the outputs that a request asks for."""
+        if request.outputs is None:
+            return frozenset(self._model.output_names)
+        return frozenset(o.name for o in request.outputs)
+
+    def kept(self, request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+        """Which of an answer's outputs are stored."""
+        return outputs
+
+    def _lead(self, key: bytes) -> None:
+        """From now on equal requests follow one."""
+        self._followers[key] = deque()
+
+    def _follow(self, request: InferRequest, key: bytes) -> None:
+        """Has a request wait for the answer of the one that it equals (rule 4). Raises Unavailable (rule 5)."""
+        followers = self._followers[key]
         request.cache_key = key
-        if self.cache.coalesce:
-            followers = self._followers.get(key)
-            if followers is not None:
-                level = self.inner.level_of(request)
-                self.inner.expect_place(request, self._waiting[level])
-                self._waiting[level] += 1
-                request.state = QUEUED
-                request.scheduler = self
-                request.scheduler_data = followers
-                followers.append(request)
-                self.inner.arrived(request)
-                return
-            self._followers[key] = deque()
+        level = self.inner.level_of(request)
+        self.inner.expect_place(request, self._waiting[level])
+        self._waiting[level] += 1
+        request.state = QUEUED
+        request.scheduler = self
+        request.scheduler_data = followers
+        followers.append(request)
+        self.inner.arrived(request)
+
+    def _execute(self, request: InferRequest, key: bytes) -> None:
+        """Schedules a miss, whose answer is stored under `key`."""
+        request.cache_key = key
+        if self.cache.coalesce and key not in self._followers:
+            self._lead(key)
         try:
             self.inner.enqueue(request)
         except BaseException:
@@ -121,6 +145,7 @@ class CachingScheduler(Scheduler):
         if outputs and any(t.memory_kind == GPU for t in outputs):  # written to a client's region on the GPU
             outputs = None
         if response.error is None and outputs and not request.cancelled:
+            outputs = self.kept(request, outputs)
             request.stamp(INSERT_START)
             try:
                 inserted = self.cache.insert(key, outputs)
@@ -144,9 +169,7 @@ class CachingScheduler(Scheduler):
             follower = followers.popleft()
             self._waiting[self.inner.level_of(follower)] -= 1
             follower.cache_key = None
-            wanted = self._model.output_names
-            if follower.outputs is not None:
-                wanted = {o.name for o in follower.outputs}
+            wanted = self.wanted(follower)
             outputs = response.outputs if response is not None else None
             if outputs and wanted <= {t.name for t in outputs}:
                 now = monotonic_ns()

@@ -8,6 +8,7 @@ from neptrio.config import sequence_config
 from neptrio.errors import InvalidArgument
 from neptrio.execution.instance import InstancePool
 from neptrio.scheduling import ensemble_graph
+from neptrio.scheduling.asking import AskingScheduler, CacheElsewhere
 from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.default import DefaultScheduler
@@ -31,6 +32,8 @@ def make_scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -
         if model.decoupled or model.config.WhichOneof("scheduling_choice") == "sequence_batching":
             kind = "a decoupled model" if model.decoupled else "a sequence model"
             raise InvalidArgument(f"response cache is not available for {kind}: '{model.name}'")
+        if isinstance(cache, CacheElsewhere):
+            return AskingScheduler(model, scheduler, cache)
         return CachingScheduler(model, scheduler, cache)
     if model.config.response_cache.enable:
         log.warning("response_cache of model '%s' has no effect without --cache-config", model.name)

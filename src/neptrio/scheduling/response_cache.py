@@ -1,7 +1,7 @@
-"""The response cache: outputs of deterministic models, kept by a hash of the inputs.
+"""The response cache: outputs of deterministic models, kept by a hash of the inputs. Cache is what all caches have in common.
 
-When the byte budget is full, least recently used entries are dropped. Every byte of the tensors counts, and a
-fixed overhead per entry and tensor, so `used_bytes` never exceeds `total_bytes`.
+ResponseCache is the server's own: when the byte budget is full, least recently used entries are dropped. Every byte of the
+tensors counts, and a fixed overhead per entry and tensor, so `used_bytes` never exceeds `total_bytes`.
 Errors are never cached (docs/protocol/rules.md E3.6 and docs/protocol/README.md, deviation 6).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -56,16 +57,41 @@ def _name(tensor: Tensor) -> str:
     return tensor.name
 
 
-class ResponseCache:
-    """Output tensors by request key, up to a number of bytes; the least recently used go first."""
+class Cache(ABC):
+    """Output tensors by request key."""
+
+    def __init__(self, coalesce: bool) -> None:
+        self.coalesce = coalesce  # identical requests in flight share one execution (see scheduling.caching)
+        self._lookups = self._hits = 0
+        self._lookup_ns = self._insertion_ns = 0
+
+    @abstractmethod
+    def insert(self, key: bytes, outputs: list[Tensor]) -> bool:
+        """Stores copies of `outputs`. Whether they are stored now; the caller tells spent() how long that took."""
+
+    @abstractmethod
+    def statistics(self) -> CacheStatistics:
+        """The current numbers."""
+
+    def scope(self, version: str, load: int) -> str:
+        """What keys of a model's version begin with, so that a load (each has a number) finds only answers that are its own."""
+        return f"{version}/{load}"
+
+    def spent(self, lookup_ns: int, insertion_ns: int) -> None:
+        """Adds to the lookup and insertion times that the metrics report."""
+        self._lookup_ns += lookup_ns
+        self._insertion_ns += insertion_ns
+
+
+class ResponseCache(Cache):
+    """Keeps tensors up to a number of bytes; the least recently used go first."""
 
     def __init__(self, total_bytes: int, coalesce: bool = False) -> None:
+        super().__init__(coalesce)
         self.total_bytes = total_bytes
-        self.coalesce = coalesce  # identical requests in flight share one execution (see scheduling.caching)
         self._entries: OrderedDict[bytes, tuple[list[Tensor], int]] = OrderedDict()
         self._used = 0
-        self._lookups = self._hits = self._evictions = 0
-        self._lookup_ns = self._insertion_ns = 0
+        self._evictions = 0
 
     def lookup(self, key: bytes, wanted: frozenset[str]) -> list[Tensor] | None:
         """The outputs stored under `key`, if all `wanted` ones are among them, else None. A use of the entry."""
@@ -98,11 +124,6 @@ class ResponseCache:
         self._used += size
         return True
 
-    def spent(self, lookup_ns: int, insertion_ns: int) -> None:
-        """Adds to the lookup and insertion times that the metrics report."""
-        self._lookup_ns += lookup_ns
-        self._insertion_ns += insertion_ns
-
     def statistics(self) -> CacheStatistics:
         """The current numbers."""
         return CacheStatistics(
@@ -116,22 +137,3 @@ class ResponseCache:
             lookup_ns=self._lookup_ns,
             insertion_ns=self._insertion_ns,
         )
-
-
-def parse_config(text: str) -> ResponseCache:
-    """A cache from the text of --cache-config, `local,size=BYTES[,coalesce=true]`. Raises ValueError."""
-    name, _, rest = text.partition(",")
-    if name != "local":
-        raise ValueError(f"--cache-config: expected the cache 'local', got '{name}'")
-    values = dict(part.partition("=")[::2] for part in rest.split(",") if part)
-    unknown = set(values) - {"size", "coalesce"}
-    if unknown:
-        raise ValueError(f"--cache-config: expected the settings size and coalesce, got {sorted(unknown)}")
-    if not values.get("size", "").isdigit() or int(values["size"]) <= 0:
-        raise ValueError(
-            f"--cache-config: size must be a positive number of bytes, got '{values.get('size', '')}'"
-        )
-    coalesce = values.get("coalesce", "false")
-    if coalesce not in ("true", "false"):
-        raise ValueError(f"--cache-config: coalesce must be true or false, got '{coalesce}'")
-    return ResponseCache(int(values["size"]), coalesce == "true")
