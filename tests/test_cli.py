@@ -143,6 +143,8 @@ def test_names_in_any_case_and_numbers_as_a_triton_server_takes_them() -> None:
             ["--cache-config=local,size=100", "--response-cache-byte-size=100"],
             ["--cache-config replaces --response-cache-byte-size: use only one of them"],
         ),
+        (["--cache-config=size=100"], ["--cache-config: expected NAME,KEY=VALUE, got 'size=100'"]),
+        (["--cache-config=a,b=1", "--cache-config=c"], ["there is one response cache, got 'a' and 'c'"]),
         (["--log-verbose=loud"], ["--log-verbose", "0 or more", "'loud'"]),
         (["--model-load-thread-count=-1"], ["0 or more", "'-1'"]),
         (["stray"], ["unexpected argument 'stray'"]),
@@ -400,3 +402,14 @@ def test_a_trace_directory_that_cannot_be_made_ends_the_start(tmp_path: Path) ->
         "Not a directory" in done.stderr
     )
     assert "Traceback" not in done.stderr
+
+
+def test_a_cache_that_is_given_takes_the_place_of_the_one_there_was() -> None:
+    """Several flags are settings of one cache; an empty one is none."""
+    before = {"cache_config": ("local,size=100",)}
+    assert serving.settings_of([REPOSITORY], before)[0].cache_config == ("local,size=100",)
+    given = ["--cache-config=redis,host=a", "--cache-config=redis,port=1", "--cache-directory=caches"]
+    settings = serving.settings_of([REPOSITORY, *given], before)[0]
+    assert settings.cache_config == ("redis,host=a", "redis,port=1")
+    assert settings.cache_directory == Path("caches")
+    assert serving.settings_of([REPOSITORY, "--cache-config="], before)[0].cache_config == ()

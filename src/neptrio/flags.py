@@ -63,7 +63,6 @@ NO_EFFECT = {
     "--grpc-infer-allocation-pool-size": "requests are not pooled by number",
     "--grpc-http2-max-pings-without-data": "the server's own PINGs are bounded by --grpc-keepalive-time",
     "--grpc-max-response-pool-size": "responses are not pooled by number",
-    "--cache-directory": "the local cache is built in",
     "--buffer-manager-thread-count": "instances copy their own buffers",
     "--min-supported-compute-capability": "the CUDA driver decides which devices can run a model",
     "--enable-peer-access": "devices do not exchange tensors",

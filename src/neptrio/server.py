@@ -47,8 +47,10 @@ from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.model_families import Detail
 from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
+from neptrio.scheduling.asking import CacheElsewhere
 from neptrio.scheduling.base import LoopServices
-from neptrio.scheduling.response_cache import parse_config
+from neptrio.scheduling.cache_config import parse_config
+from neptrio.scheduling.response_cache import Cache, ResponseCache
 from neptrio.service import Services, Verbs
 from neptrio.service.access_log import AccessLog
 from neptrio.service.audit import AuditLog
@@ -91,7 +93,9 @@ class Server:
         if settings.rate_limit == "execution_count":
             limiter = RateLimiter(loop_pass, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
         timers = Timers(loop_pass)
-        cache = parse_config(settings.cache_config) if settings.cache_config else None
+        self.completions = CompletionQueue()
+        cache = _made_cache(settings, timers, self.completions)
+        self._cache = cache if isinstance(cache, CacheElsewhere) else None
         lag = LoopLag()
         self.loop = LoopServices(
             loop_pass=loop_pass,
@@ -101,7 +105,6 @@ class Server:
             rate_limiter=limiter,
             cache=cache,
         )
-        self.completions = CompletionQueue()
         workers = Workers()
         held = HeldBytes(settings.max_held_bytes)
         self._foreign_inputs = ForeignInputs(workers, held)
@@ -246,6 +249,8 @@ class Server:
                     with self._loading:
                         # on a thread: where the driver must be asked, it starts, which may take a second
                         await threads.run_surely(accelerators.gpus, abandon_on_cancel=True)
+                        if self._cache is not None:
+                            await threads.run_surely(self._cache.begin, abandon_on_cancel=True)
                         try:
                             await self.repository.load_all()
                         except TritonError:
@@ -281,6 +286,8 @@ class Server:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
                     self.services.shared_memory.close()
+                    if self._cache is not None:
+                        await threads.run_surely(self._cache.close, abandon_on_cancel=True)
                     await self._settle_devices()
                     await self.tracer.close()
                     for each in (self.services.access, self.services.audit):
@@ -386,6 +393,18 @@ class Server:
         """Gives compressed requests the grace time to be inflated; after that they are refused."""
         await trio.sleep(self.settings.grace_secs)
         self.services.inflating.stop()
+
+
+def _made_cache(settings: Settings, timers: Timers, completions: CompletionQueue) -> Cache | None:
+    """The response cache that the settings ask for. Raises InvalidArgument, or Unsupported."""
+    if not settings.cache_config:
+        return None
+    config = parse_config(settings.cache_config)
+    if not config.compiled:
+        return ResponseCache(config.size, config.coalesce)
+    from neptrio.backends.compiled.cache import compiled_cache  # which most servers do without
+
+    return compiled_cache(config, settings, timers, completions)
 
 
 def _listen_for(what: str, address: str, port: int, reuse_port: bool = False) -> socket.socket:

@@ -110,8 +110,11 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         metavar="NAME,KEY=VALUE", help="a setting of one backend, or KEY=VALUE of all; may be repeated")  # fmt: skip
 
     add = p.add_argument_group("response cache").add_argument
-    add("--cache-config", default="", metavar="local,size=BYTES",
-        help="keep responses of models with response_cache; coalesce=true shares identical requests in flight")  # fmt: skip
+    add("--cache-config", action="append", default=[], metavar="NAME,KEY=VALUE",
+        help="keep responses of models with response_cache: local,size=BYTES is built in, other names are those of "
+        "libtritoncache_NAME.so; coalesce=true shares identical requests in flight; may be repeated")  # fmt: skip
+    add("--cache-directory", type=Path, default=None,
+        help="folder of caches: NAME/libtritoncache_NAME.so (default /opt/tritonserver/caches)")  # fmt: skip
     add("--response-cache-byte-size", type=flags.not_negative, default=0, help=argparse.SUPPRESS)
 
     add = p.add_argument_group("rate limiter").add_argument
@@ -359,6 +362,7 @@ def settings_of(
     before = dict(before or {})
     p = parser(first)
     more = {name: before.pop(name) for name in ("model_repository", "backend_config") if name in before}
+    cache = before.pop("cache_config", ())
     p.set_defaults(**{name: list(v) if isinstance(v, tuple) else v for name, v in before.items()})
     options, left = p.parse_known_args(argv)
     warnings = flags.refuse_unknown(p, left)
@@ -371,7 +375,10 @@ def settings_of(
         p.error("--cache-config replaces --response-cache-byte-size: use only one of them")
     if size:
         warnings.append("--response-cache-byte-size is deprecated, use --cache-config=local,size=BYTES")
-        values["cache_config"] = f"local,size={size}"
+        values["cache_config"] = (f"local,size={size}",)
+    values["cache_config"] = (
+        [text for text in values["cache_config"] if text] if values["cache_config"] else cache
+    )
     strict = values.pop("strict_model_config")
     if strict is not None:
         warnings.append("--strict-model-config is deprecated, use --disable-auto-complete-config")

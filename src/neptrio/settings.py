@@ -10,7 +10,7 @@ from neptrio.errors import Denied
 from neptrio.flags import AdminAddress, Restriction, check_restrictions, compile_pattern
 from neptrio.limits import LOAD_BYTES, OUTPUT_BYTES
 from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES, TraceOptions, start_values
-from neptrio.scheduling.response_cache import parse_config
+from neptrio.scheduling.cache_config import parse_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,10 @@ class Settings:
     model_load_retry_count: int = 0
     model_config_name: str = ""
     follow_external_links: bool = False  # serve models with links that lead out of the repositories
-    cache_config: str = ""
+    cache_config: tuple[str, ...] = ()  # NAME,KEY=VALUE; several texts are settings of one cache
+    cache_directory: Path | None = (
+        None  # of libtritoncache_NAME.so, each in a folder of its name; None: Triton's
+    )
     backend_directory: Path | None = None
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
 

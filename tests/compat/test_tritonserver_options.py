@@ -69,7 +69,7 @@ def test_a_server_stops_and_starts_again(repository: Path) -> None:
         ({"model_control_mode": "explicit"}, TypeError, "must be ModelControlMode"),
         ({"model_namespacing": True}, tritonserver.UnsupportedError, "model_namespacing is not supported"),
         ({"host_policies": {"a": {}}}, tritonserver.UnsupportedError, "numactl"),
-        ({"cache_config": {"redis": {}}}, tritonserver.InvalidArgumentError, "expected the cache 'local'"),
+        ({"cache_config": {"redis": {}}}, tritonserver.InvalidArgumentError, "there is no cache 'redis'"),
         ({"cache_config": {"a": {}, "b": {}}}, tritonserver.InvalidArgumentError, "one response cache"),
         ({"metrics_configuration": {"": {"tea": "1"}}}, tritonserver.InvalidArgumentError, "'tea'"),
         ({"backend_directory": "/no/such"}, tritonserver.InvalidArgumentError, "no folder"),
@@ -123,7 +123,7 @@ def test_settings_reach_the_server(repository: Path, tmp_path: Path) -> None:
     settings = server._running().engine.core.settings
     assert settings.rate_limit == "execution_count"
     assert settings.rate_limit_resource == (("R", 0, 2),)
-    assert settings.cache_config == "local,size=1048576"
+    assert settings.cache_config == ("local,size=1048576",)
     assert settings.metrics_config == ("summary_latencies=true",)
     assert settings.backend_config == {"python": {"shm-region-prefix-name": "x"}}
     assert (settings.model_load_retry_count, settings.exit_timeout_secs) == (1, 5)

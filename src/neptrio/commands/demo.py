@@ -33,7 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "grpc_address": "127.0.0.1",
     "model_control_mode": "explicit",
     "load_model": ("*",),
-    "cache_config": f"local,size={16 << 20}",
+    "cache_config": (f"local,size={16 << 20}",),
     "allow_forced_trace": True,
 }
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from neptrio.loop.workers import Workers
     from neptrio.observe.custom_metrics import CustomMetrics
     from neptrio.scheduling.base import LoopServices
-    from neptrio.scheduling.response_cache import ResponseCache
+    from neptrio.scheduling.response_cache import Cache
     from neptrio.service.access_log import AccessLog
     from neptrio.service.audit import AuditLog
     from neptrio.service.connections import Connections
@@ -58,7 +58,7 @@ class Verbs:
     trace: TraceService
     logging: LoggingService
     recent_log: RecentLog
-    cache: ResponseCache | None
+    cache: Cache | None
     custom_metrics: CustomMetrics
 
     def at(self, host: str) -> Verbs:

@@ -109,3 +109,17 @@ def test_a_library_that_cannot_be_served_fails_its_model_with_the_reason(tmp_pat
     assert "unable to load shared library" in reasons["torn"] and "libtriton_torn.so" in reasons["torn"]
     assert "the probe does not like this model" in reasons["refused"]
     assert "which runs in a process of its own" in reasons["none"]
+
+
+def test_a_cache_is_found_in_its_folder_only(tmp_path: Path) -> None:
+    settings = Settings(model_repository=(tmp_path,), cache_directory=tmp_path)
+    library = put(tmp_path / "mine", "libtritoncache_mine.so")
+    assert find.cache("mine", settings) == library
+    put(tmp_path, "libtritoncache_..so")
+    for name in ("other", "mine/../mine", ".", "..", ""):
+        with pytest.raises(InvalidArgument, match=f"there is no cache '{name}': looked for '{tmp_path}/"):
+            find.cache(name, settings)
+    with pytest.raises(
+        InvalidArgument, match=r"looked for '/opt/tritonserver/caches/mine/.*--cache-directory names"
+    ):
+        find.cache("mine", Settings(model_repository=(tmp_path,)))

@@ -1,4 +1,5 @@
-"""Finds libtriton_NAME.so, the library of a compiled backend, where a Triton server looks for it.
+"""Finds libtriton_NAME.so, the library of a compiled backend, and libtritoncache_NAME.so, that of a cache, where a Triton
+server looks for them.
 
 Rules:
  1. The order: the version's folder, the model's folder, then folders with a folder NAME for each backend. The field `runtime`
@@ -21,6 +22,7 @@ from neptrio.errors import InvalidArgument
 from neptrio.settings import Settings
 
 DEFAULTS = ("/opt/tritonserver/backends",)
+CACHES = Path("/opt/tritonserver/caches")
 
 
 def file_name(config: Any) -> str:
@@ -50,6 +52,18 @@ def by_default(config: Any) -> Path | None:
     beside = find_spec("neptrio_backends")
     places = [*DEFAULTS, *(beside.submodule_search_locations or () if beside is not None else ())]
     return _first(config, [Path(place) / str(config.backend) for place in places])
+
+
+def cache(name: str, settings: Settings) -> Path:
+    """The library of a response cache. Raises InvalidArgument."""
+    folder = CACHES if settings.cache_directory is None else settings.cache_directory
+    library = folder / name / f"libtritoncache_{name}.so"
+    if name in (".", "..") or Path(name).name != name or not library.is_file():
+        also = "" if settings.cache_directory is not None else "; --cache-directory names another folder"
+        raise InvalidArgument(
+            f"--cache-config: there is no cache '{name}': looked for '{library}'{also}. The server's own is called 'local'"
+        )
+    return library
 
 
 def _first(config: Any, folders: Iterable[Path]) -> Path | None:

@@ -136,10 +136,12 @@ class Options:
         if self.backend_directory != _DEFAULTS["backend_directory"]:
             made["backend_directory"] = Path(self.backend_directory)
         if self.cache_config:
-            [made["cache_config"]] = (
-                ",".join([name, *(f"{key}={_text(value)}" for key, value in values.items())])
-                for name, values in self.cache_config.items()
+            [(name, values)] = self.cache_config.items()
+            made["cache_config"] = tuple(f"{name},{key}={_text(value)}" for key, value in values.items()) or (
+                name,
             )
+        if self.cache_directory != _DEFAULTS["cache_directory"]:
+            made["cache_directory"] = Path(self.cache_directory)
         return made
 
     @property
@@ -171,7 +173,7 @@ class Options:
             if getattr(self, name) != _DEFAULTS[name]:
                 raise UnsupportedError(f"{name} is not supported: {why}")
         if len(self.cache_config) > 1:
-            raise InvalidArgumentError(f"there is one response cache, 'local', got {list(self.cache_config)}")
+            raise InvalidArgumentError(f"there is one response cache, got {list(self.cache_config)}")
 
     def _warn(self) -> None:
         for name, why in WITHOUT_EFFECT.items():
@@ -187,7 +189,6 @@ REFUSED = {
 }
 WITHOUT_EFFECT = {
     "cuda_memory_pool_sizes": "there is no CUDA memory pool of the server",
-    "cache_directory": "the local cache is built in",
     "min_supported_compute_capability": "the CUDA driver decides which devices can run a model",
     "buffer_manager_thread_count": "instances copy their own buffers",
     "enable_peer_access": "devices do not exchange tensors",
