@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -111,6 +112,19 @@ static error act(const char* what) {
   if (is(what, "segfault")) { fprintf(stderr, "about to crash\n"); *(volatile int*)8 = 1; }
   if (is(what, "abort")) abort();
   if (is(what, "exit")) exit(3);
+  if (is(what, "scribble")) { /* to the server, past the interface */
+    char bytes[4096];
+    memset(bytes, 0x5a, sizeof bytes);
+    for (int i = 3; i < 64; i++) send(i, bytes, sizeof bytes, MSG_NOSIGNAL);
+  }
+  if (is(what, "unasked")) { /* one answer too many, to a question that nobody has asked */
+    struct { uint32_t kind; int32_t code; uint64_t number, size; } head = {2, -1, 1u << 30, 0};
+    for (int i = 3; i < 64; i++) send(i, &head, sizeof head, MSG_NOSIGNAL);
+  }
+  if (is(what, "flood")) { /* the head of a message that is larger than any */
+    struct { uint32_t kind; int32_t code; uint64_t number, size; } head = {3, -1, 0, (uint64_t)1 << 40};
+    for (int i = 3; i < 64; i++) send(i, &head, sizeof head, MSG_NOSIGNAL);
+  }
   if (is(what, "fail")) return TRITONSERVER_ErrorNew(UNAVAILABLE, "no connection to the store");
   if (is(what, "slow")) {
     FILE* file = fopen(pipe_name, "r");
@@ -130,6 +144,7 @@ error TRITONCACHE_CacheInitialize(object* cache, const char* config) {
   mode(what);
   if (is(what, "refuse")) return TRITONSERVER_ErrorNew(INVALID_ARG, "the setting 'control' says refuse");
   if (is(what, "die")) abort();
+  if (is(what, "stall")) { fprintf(stderr, "it stalls\n"); for (;;) pause(); }
   fprintf(stderr, "begun with %s\n", config);
   CHECK(TRITONSERVER_LogMessage(1, "probe.c", 1, "a warning of the cache's"));
   CHECK(TRITONSERVER_MetricFamilyNew(&family, 1, "nv_cache_num_entries", "entries"));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,6 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from neptrio.backends.compiled import host
-from neptrio.backends.compiled.cache import CompiledCache
-from neptrio.errors import Unavailable
-from neptrio.loop.loop_pass import LoopPass
-from neptrio.loop.mailbox import CompletionQueue
-from neptrio.loop.timers import Timers
-from neptrio.scheduling.cache_config import CacheConfig
 from tests.support.metrics import scrape, value
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -161,7 +155,6 @@ def test_handles_are_looked_up_and_not_trusted(probed: Probed) -> None:
     ("how", "why"),
     [
         ("segfault", "was killed by signal 11 .*about to crash"),
-        ("abort", "was killed by signal 6"),
         ("exit", "exited with status 3"),
     ],
 )
@@ -175,6 +168,24 @@ def test_a_crash_is_a_miss_and_the_process_is_started_again(probed: Probed, how:
         f"cache 'probe' has ended: its process {why}.*; it is started again in ", probed.server.log()
     )
     probed.stored(4)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("scribble", "it has sent a message of kind 1515870810"),
+        ("unasked", "it has answered question 1073741824, which is not open"),
+        ("flood", "it has sent a message of kind 3 and 1099511627776 bytes"),
+    ],
+)
+def test_a_process_that_sends_what_cannot_be_is_ended(probed: Probed, how: str, why: str) -> None:
+    before = probed.process()
+    probed.mode(how)
+    assert not probed.asked(5)
+    probed.mode("normal")
+    until(lambda: probed.process() != before, probed.server.log)
+    assert f"cache 'probe' has ended: {why}" in probed.server.log()
+    probed.stored(5)
 
 
 def test_a_cache_that_is_slow_costs_its_time_once(caches: Path, tmp_path: Path) -> None:
@@ -233,33 +244,23 @@ def test_a_namespace_is_shared_by_all_loads(caches: Path, tmp_path: Path) -> Non
             probed.close()
 
 
-def begun(library: Path, settings: dict[str, str]) -> None:
-    """Starts the cache without a server, and ends it."""
-    config = CacheConfig("probe", compiled=True, settings=settings)
-    completions = CompletionQueue()
-    made = CompiledCache(config, library, host.library_path(), Timers(LoopPass()), completions)
-    try:
-        made.begin()
-    finally:
-        made.close()
-        completions.close()
-
-
-def test_a_library_that_is_none_and_one_that_cannot_begin(caches: Path, probe: Path, tmp_path: Path) -> None:
-    library, control, text = (
-        caches / "probe" / "libtritoncache_probe.so",
-        tmp_path / "control",
-        tmp_path / "text.so",
-    )
-    begun(library, {"control": str(control)})
-    text.write_text("no library at all, but long enough for a header of one " * 4)
-    with pytest.raises(Unavailable, match=r"unable to load shared library: .*invalid ELF header"):
-        begun(text, {})
-    with pytest.raises(Unavailable, match=r"it lacks one of TRITONCACHE_CacheInitialize"):
-        begun(probe, {})
-    control.write_text("die")
-    with pytest.raises(Unavailable, match=r"cannot be used: its process was killed by signal 6 \(Aborted\)"):
-        begun(library, {"control": str(control)})
+def test_a_start_that_waits_for_the_cache_can_be_interrupted(caches: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "control").write_text("stall")
+    flags = [
+        f"--model-repository={tmp_path}/models",
+        f"--cache-directory={caches}",
+        "--http-port=0",
+        "--grpc-port=0",
+    ]
+    flags += ["--metrics-port=0", f"--cache-config=probe,control={tmp_path}/control"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "neptrio", *flags], stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        assert any("it stalls" in line for line in server.stderr), "it waits now"
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,11 @@ class CompiledCache(CacheElsewhere):
     # ------------------------------------------------------------ any thread but trio's
 
     def begin(self) -> None:
-        """Starts the process and waits until the library is ready. Raises Unavailable."""
-        self._threads.append(threads.start(self._write, name="cache-writer"))
-        self._threads.append(threads.start(self._live, name="cache-supervisor"))
+        """Starts the process and waits until the library is ready. Raises Unavailable; after NoThread it goes on."""
+        for name, target in (("cache-writer", self._write), ("cache-supervisor", self._live))[
+            len(self._threads) :
+        ]:
+            self._threads.append(threads.start(target, name=name))
         why = self._first.get()
         if why:
             raise Unavailable(f"cache '{self.config.name}' ({self.library}) cannot be used: {why}")
@@ -160,6 +162,8 @@ class CompiledCache(CacheElsewhere):
             process = self._current
         if process is not None:
             process.finish()
+            if not process.begun:  # it does not listen yet
+                process.kill("the server ends")
         self._work.put(None)
         for thread in reversed(self._threads):
             thread.join(cache_process.FINISH_SECONDS)
@@ -199,7 +203,7 @@ class CompiledCache(CacheElsewhere):
 
     def _serve_once(self) -> tuple[bool, str]:
         """One process from its start to its end: whether the library was ready, and why it ended."""
-        begun, why = False, ""
+        why = ""
         try:
             process = CacheProcess(self.config.name, self._abi, self.library, self.config.settings)
         except (OSError, threads.NoThread) as error:
@@ -207,13 +211,15 @@ class CompiledCache(CacheElsewhere):
         with self._lock:
             self._current = process
             if self._closing.is_set():
-                process.finish()
+                process.kill("the server ends")
         try:
             for message in process.answers():
                 if message.kind == cache_process.BEGUN and message.code != cache_process.FINE:
                     why = message.value.decode("utf-8", "replace")
-                elif message.kind == cache_process.BEGUN and not begun:
-                    begun = True
+                elif message.kind == cache_process.BEGUN:
+                    if process.begun:
+                        raise Violation("it has begun twice")
+                    process.begun = True
                     self._post(lambda: self._ready(process))
                     self._first.put("")
                 elif message.kind == cache_process.ANSWERED:
@@ -227,7 +233,7 @@ class CompiledCache(CacheElsewhere):
         with self._lock:
             self._current = None
         ended = process.end(END_SECONDS)
-        return begun, why or ended
+        return process.begun, why or ended
 
     def _post(self, function: Callable[[], None], wait: bool = False) -> None:
         told = _Told(function)
@@ -295,19 +301,17 @@ class CompiledCache(CacheElsewhere):
         self._asked[asked.number] = asked
         process.open.add(asked.number)
         self._work.put((process, asked, block))
-        if self._timer is None:
-            self._watch()
+        self._look_at(asked.at_ns + (self._restart_ns if answered is None else self._timeout_ns))
         return asked
 
-    def _watch(self) -> None:
-        """Has _look() called when the next answer is overdue, or has been for too long."""
-        if not self._asked:
+    def _look_at(self, when_ns: int) -> None:
+        """Has _look() called then, or before."""
+        timer = self._timer
+        if timer is not None and timer.when_ns <= when_ns:
             return
-        when = next(iter(self._asked.values())).at_ns + self._restart_ns
-        waits = next((asked for asked in self._asked.values() if asked.answered is not None), None)
-        if waits is not None:
-            when = min(when, waits.at_ns + self._timeout_ns)
-        self._timer = self._timers.at(when, self._look)
+        if timer is not None:
+            timer.cancel()
+        self._timer = self._timers.at(when_ns, self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -327,8 +331,12 @@ class CompiledCache(CacheElsewhere):
         if hangs:
             if self._process is not None:
                 self._process.kill(f"it did not answer within {self._restart_ns / 1e9:g} s")
-        else:
-            self._watch()
+            return
+        for asked in self._asked.values():
+            self._look_at(asked.at_ns + self._restart_ns)
+            if asked.answered is not None:
+                self._look_at(asked.at_ns + self._timeout_ns)
+                break
 
     def _answered(self, process: CacheProcess, number: int, found: list[Tensor] | None, why: str) -> None:
         if process is not self._process:

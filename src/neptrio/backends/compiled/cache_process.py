@@ -72,6 +72,7 @@ class CacheProcess:
     def __init__(self, name: str, abi: str, library: Path, settings: dict[str, str]) -> None:
         """`abi` is the library that exports the interface. Raises OSError, or NoThread."""
         self.open: set[int] = set()  # questions without an answer; whoever sends one adds its number before
+        self.begun = False  # set by whoever reads the answers
         self.killed_for = ""
         self._name = name
         self._sending = threading.Lock()
