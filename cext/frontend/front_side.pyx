@@ -394,7 +394,7 @@ cdef class RemoteAdmission(Admission):
 
     def renew(self, dict models, bint whole, bint tracing, bint trace_headers):
         # type: (dict[str, list[dict[str, Any]]], ..., ..., ...) -> None
-        """What the engine says of models that serve (frontend.model_table): model -> its versions, dicts with version,
+        """What the engine says of models that serve (frontend.model_table): model -> its versions, dicts with version, labels,
         latest, decoupled, max_batch_size and inputs (name, datatype, dims, optional, ragged). `whole`: there are no others."""
         cdef ModelCore core
         if whole:
@@ -412,7 +412,7 @@ cdef class RemoteAdmission(Admission):
                                  for name, dtype, dims, optional, ragged in told["inputs"]])
                 core.scheduler = self.unknown.scheduler
                 core.ready = True
-                for version in (core.version, "") if told["latest"] else (core.version,):
+                for version in (core.version, *told["labels"], *([""] if told["latest"] else ())):
                     self.models[model, version] = core
                     known.append(version)
             if known:

@@ -41,6 +41,8 @@ class Code(Enum):
     INTERNAL = ("Internal", 500, Status.INTERNAL)
     NOT_FOUND = ("Not found", 404, Status.NOT_FOUND)
     INVALID_ARG = ("Invalid argument", 400, Status.INVALID_ARGUMENT)
+    # a version that a request names and that is neither a number nor a label: over HTTP a Triton server has no such path
+    NO_LABEL = ("Invalid argument", 404, Status.INVALID_ARGUMENT)
     UNAVAILABLE = ("Unavailable", 503, Status.UNAVAILABLE)
     UNSUPPORTED = ("Unsupported", 501, Status.UNIMPLEMENTED)
     ALREADY_EXISTS = ("Already exists", 400, Status.ALREADY_EXISTS)

@@ -365,7 +365,7 @@ def test_only_models_without_strings_have_memory(pair: FrontPair) -> None:
     def told(version: str, latest: bool, *kinds: int) -> dict[str, Any]:
         inputs = [[f"IN{i}", kind, [-1], False, False] for i, kind in enumerate(kinds)]
         rest = {"decoupled": False, "max_batch_size": 0, "inputs": inputs}
-        return {"version": version, "latest": latest, **rest}
+        return {"version": version, "labels": [], "latest": latest, **rest}
 
     numbers, strings = 11, 13
     source = pair.admission.body_source

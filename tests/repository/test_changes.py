@@ -62,6 +62,7 @@ class Looked:
             name: [
                 {
                     "version": model.version,
+                    "labels": [],
                     "latest": catalog.latest[name] is model,
                     "decoupled": False,
                     "max_batch_size": model.max_batch_size,

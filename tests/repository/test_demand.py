@@ -9,9 +9,10 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.repository.demand import Demand, Known, Listing, Signature
+from neptrio.repository.names import Names
 from neptrio.settings import Settings
 
-SIGNATURE = Signature((1,), False, 0, ())
+SIGNATURE = Signature((1,), False, 0, (), {"stable": 1})
 
 
 class LoadedMeanwhile(Demand):
@@ -28,10 +29,12 @@ async def listed() -> dict[str, int]:
 
 def test_who_waits_for_a_model_is_not_forgotten_when_it_is_listed() -> None:
     repositories = SimpleNamespace(listed=listed)
-    catalog: Any = SimpleNamespace(repositories=repositories, records={}, latest={})
+    names = Names(lambda name: None)
+    catalog: Any = SimpleNamespace(repositories=repositories, records={}, latest={}, names=names)
     settings = Settings(model_repository=(), model_control_mode="on-demand")
     loop: Any = SimpleNamespace(timers=None, loop_pass=None)
     demand = LoadedMeanwhile(settings, catalog, loop, lambda *_, **__: None)
     trio.run(demand.look)
     assert demand.known["loaded"] is demand.found
     assert [demand.known[name].signature for name in ("loaded", "other")] == [SIGNATURE] * 2
+    assert [names.label(name, "stable") for name in ("loaded", "other")] == [1, 1]

@@ -61,6 +61,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "repository_index": ("/v2/repository/index", {"ready": True}),
     "repository_load": ("/v2/repository/models/m/load", {"parameters": {"config": "{}", "file:1/f": "AAAA"}}),
     "repository_unload": ("/v2/repository/models/none/unload", {"parameters": {"unload_dependents": False}}),
+    "label_setting": ("/v2/models/m/labels", {"labels": {"stable": 1}, "aliases": {"p": True}}),
     "repository_check": ("/v2/repository/models/m/check", {"parameters": {"config": "{}"}}),
     "openai_completions": ("/v1/completions", {"model": "m", "prompt": ["p"], "stop": ["s"]}),
     "openai_chat": ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}]}),

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from neptrio.config import version_labels
+
 KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
 
 
@@ -50,14 +52,15 @@ def placements(config: Any) -> Iterator[Placement]:
 
 
 def take_over(config: Any, other: Any) -> None:
-    """Puts the instance groups and the version policy of `other` into `config`."""
+    """Puts what changes in place of `other` into `config`: instance groups, version policy, labels and aliases."""
     del config.instance_group[:]
     config.instance_group.extend(other.instance_group)
     config.version_policy.CopyFrom(other.version_policy)
+    version_labels.take_over(config, other)
 
 
 def reset(config: Any, other: Any) -> Any:
-    """A copy of `config` in which instance groups and version policy are those of `other`."""
+    """A copy of `config` in which what changes in place is as in `other`."""
     made = type(config)()
     made.CopyFrom(config)
     take_over(made, other)

@@ -207,6 +207,19 @@ class RunningServer:
         """Takes a model out of service; accepted requests are still answered."""
         self._engine.ask(control.unload, name, unload_dependents)
 
+    def names(self, name: str) -> dict[str, Any]:
+        """A model's version labels and aliases: see Server.names()."""
+        return self._engine.ask(control.names, name)
+
+    def set_names(
+        self,
+        name: str,
+        labels: Mapping[str, int | None] | None = None,
+        aliases: Mapping[str, bool | None] | None = None,
+    ) -> dict[str, Any]:
+        """Moves version labels and aliases: see Server.set_names()."""
+        return self._engine.ask(control.set_names, name, labels or {}, aliases or {})
+
     def statistics(self, model: str = "", version: str = "", live: bool = False) -> dict[str, Any]:
         """The statistics of one model or of all."""
         return self._engine.ask(control.statistics, model, version, live)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neptrio.errors import TritonError
+from neptrio.repository.names import parse
 from neptrio.repository.override import FILE
 from neptrio.server import Server
 from neptrio.service.repository import check_name
@@ -74,6 +75,18 @@ async def unload(core: Server, name: str, unload_dependents: bool) -> None:
     """Takes a model out of service; accepted requests are still answered."""
     check_name(name)
     await core.repository.unload(name, unload_dependents)
+
+
+async def names(core: Server, name: str) -> dict[str, Any]:
+    """A model's version labels and aliases."""
+    return await core.repository.told_names(name)
+
+
+async def set_names(
+    core: Server, name: str, labels: Mapping[str, int | None], aliases: Mapping[str, bool | None]
+) -> dict[str, Any]:
+    """Sets version labels and aliases of a model."""
+    return await core.repository.set_names(name, parse({"labels": dict(labels), "aliases": dict(aliases)}))
 
 
 async def statistics(core: Server, model: str, version: str, live: bool) -> dict[str, Any]:

@@ -392,6 +392,22 @@ class Server:
         """Takes a model out of service; accepted requests are still answered."""
         await self._running().reach(control.unload, name, unload_dependents)
 
+    async def names(self, name: str) -> dict[str, Any]:
+        """A model's version labels and aliases, as GET v2/models/NAME/labels tells them. Raises NotFound."""
+        return await self._running().reach(control.names, name)
+
+    async def set_names(
+        self,
+        name: str,
+        labels: Mapping[str, int | None] | None = None,
+        aliases: Mapping[str, bool | None] | None = None,
+    ) -> dict[str, Any]:
+        """Moves version labels to versions and aliases to this model, all at once, and returns names().
+
+        None removes what was set. Raises NotFound, and InvalidArgument for a version that is not there.
+        """
+        return await self._running().reach(control.set_names, name, labels or {}, aliases or {})
+
     async def statistics(self, model: str = "", version: str = "", live: bool = False) -> dict[str, Any]:
         """The statistics of one model or of all, as GET v2/models/stats tells them; `live` adds what is queued now."""
         return await self._running().reach(control.statistics, model, version, live)

@@ -7,6 +7,7 @@ are sent; a front end that starts is sent all.
 Rules:
  1. A front end that was sent the whole table, and then every part in order, knows what document() without names says.
  2. A model without a version that serves is described by an empty list.
+ 3. An alias is described as its model is, by that model's versions; a version has its labels.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ class ModelTable:
         notifier = self._catalog.readiness
         names = None if self._seen is None else notifier.names_since(self._seen)
         self._seen = notifier.notified
+        aliased = self._catalog.names.aliased
+        if names is None:
+            names = {*self._texts, *self._catalog.records, *aliased}
+        elif aliased:
+            names |= {alias for name in names for alias in self._catalog.names.aliases(name)}
         changed = []
-        for name in sorted(self._texts.keys() | self._catalog.records.keys() if names is None else names):
+        for name in sorted(names):
             text = self._describe(name)
             if text == self._texts.get(name, NOTHING):
                 continue
@@ -57,14 +63,22 @@ class ModelTable:
         )
 
     def _describe(self, name: str) -> bytes:
+        name = self._catalog.own_name(name)
         latest = self._catalog.latest.get(name)
-        rows = [_row(model, model is latest) for model in self._catalog.each_ready([name])]
+        labels: dict[str, list[str]] = {}
+        for label, number in self._catalog.names.labels(name).items():
+            labels.setdefault(str(number), []).append(label)
+        rows = [
+            _row(model, model is latest, labels.get(model.version, []))
+            for model in self._catalog.each_ready([name])
+        ]
         return json.dumps(rows).encode()
 
 
-def _row(model: Model, latest: bool) -> dict[str, Any]:
+def _row(model: Model, latest: bool, labels: list[str]) -> dict[str, Any]:
     return {
         "version": model.version,
+        "labels": labels,
         "latest": latest,
         "decoupled": model.decoupled,
         "max_batch_size": model.max_batch_size,

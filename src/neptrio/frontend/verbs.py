@@ -48,7 +48,7 @@ from neptrio.transport.rest.times import RECEIVED
 log = logging.getLogger("neptrio.frontend")
 
 # what may change what front ends know of models, traces and the log
-CHANGING = ("repository_load", "repository_unload", "trace_setting", "logging")
+CHANGING = ("repository_load", "repository_unload", "label_setting", "trace_setting", "logging")
 CHANGING_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")
 RETRY_S = 0.5  # between two tries to import the handlers
 

@@ -5,18 +5,20 @@ Nothing here changes what is served: repository.loads brings models in, reposito
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import trio
 
 from neptrio.codec.json_reader import too_long
-from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable, meant
+from neptrio.config import version_labels
+from neptrio.errors import Code, InvalidArgument, NotFound, TritonError, Unavailable, meant
 from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import scan, version_states
 from neptrio.repository.budget import Budget
 from neptrio.repository.demand import Demand
 from neptrio.repository.model import Model
+from neptrio.repository.names import Change, Names, numbers
 from neptrio.repository.notifier import Notifier
 from neptrio.repository.records import Record, Row
 from neptrio.repository.repositories import Repositories
@@ -31,7 +33,12 @@ def version_number(version: str) -> int:
             return int(version)
     except ValueError:
         pass
-    raise InvalidArgument(
+    raise InvalidArgument(version_text(version))
+
+
+def version_text(version: str) -> str:
+    """The text of the error for what is no number of a version."""
+    return (
         f"failed to get model version from specified version string '{shown(version)}' (details: stol), version "
         "should be an integral value > 0"
     )
@@ -59,6 +66,7 @@ class Catalog:
         self._judged = 0  # how often it had been notified when all_ready() was asked last
         self._unready: set[str] = set()  # models that were not ready then
         self.unopened = ""  # why the repositories could not be listed, "" where they could
+        self.names = Names(self.readiness.notify)  # labels of versions, aliases of models
         self.demand: Demand | None = None  # knows the models that are loaded when they are asked for
         self.budget: Budget | None = None  # what they may hold
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
@@ -82,13 +90,14 @@ class Catalog:
     def lookup(self, name: str, version: str = "") -> Model:
         """The ready version with that number, or the highest one. Errors are those of docs/protocol/features.md A1."""
         if not version:
-            model = self.latest.get(name)
+            model = self.latest.get(name) or self.latest.get(self.own_name(name))
             if model is not None:
                 if not model.ready:
                     raise Unavailable(
                         f"Request for unknown model: '{shown(name)}' version {model.version} is not at ready state"
                     )
                 return model
+            name = self.own_name(name)
             self._refuse_absent(name)
             if self._rows(name) or self._versionless(name):
                 failed = any(row.state is version_states.State.FAILED for row in self._rows(name).values())
@@ -98,7 +107,8 @@ class Catalog:
         for what, text in (("model", name), ("version", version)):
             if len(text) > LONGEST_NAME:
                 raise too_long(what, text)
-        number = version_number(version)
+        name = self.own_name(name)
+        number = self.number(name, version)
         if number <= 0:
             raise not_above_zero(version)
         self._refuse_absent(name)
@@ -113,6 +123,61 @@ class Catalog:
                 f"Request for unknown model: '{shown(name)}' version {number} is not at ready state"
             )
         return row.model
+
+    def own_name(self, name: str) -> str:
+        """The model that requests for that name are for: another one if the name is an alias."""
+        model = self.names.aliased.get(name)
+        return name if model is None or self.is_model(name) else model
+
+    def is_model(self, name: str) -> bool:
+        """Whether that is a model's own name, as far as is known without a look at the repositories."""
+        record = self.records.get(name)
+        if record is not None and (record.rows or record.listed):
+            return True
+        return self.demand is not None and name in self.demand.known
+
+    def number(self, name: str, version: str) -> int:
+        """The number of a version that a request for a model names, by its own name, by number or label. Raises
+        InvalidArgument for a text that is neither, and TritonError NO_LABEL for a label that the model does not have."""
+        if version.isdigit() or not version_labels.is_label(version):
+            return version_number(version)
+        number = self.names.label(name, version)
+        if number is not None:
+            return number
+        text = version_text(version)
+        labels = self.names.labels(name)
+        if labels and self._settings.auth_config is None:  # tokens may keep them from whoever asks
+            known = ", ".join(f"{label} ({number})" for label, number in sorted(labels.items()))
+            text += (
+                f" or a label: model '{shown(name)}' has the labels {known} and the versions "
+                f"{numbers(self.versions(name))}"
+            )
+        raise TritonError(text, Code.NO_LABEL)
+
+    def check_names(self, name: str, versions: Collection[int], change: Change, config: Any = None) -> None:
+        """Names.check(); also raises InvalidArgument for an alias that is the name of a model."""
+        self.names.check(name, versions, change, config)
+        given = [alias for alias, wanted in change.aliases.items() if wanted]
+        for alias in [*given, *(version_labels.aliases(config) if config is not None else ())]:
+            if self.is_model(alias):
+                raise InvalidArgument(
+                    f"alias '{alias}' of model '{shown(name)}' is the name of another model"
+                )
+
+    def unname(self, name: str) -> None:
+        """The model is unloaded by hand: what calls have set is forgotten, and its aliases are free for others unless the next
+        request for it loads it again."""
+        self.names.unset(name)
+        if self.demand is None or name not in self.demand.known:
+            self.names.tell(name, self.names.configured(name), ())
+
+    def versions(self, name: str) -> set[int]:
+        """The versions that a model has: those that serve, or of one that is loaded on demand and is not, would serve."""
+        record = self.records.get(name)
+        known = None if self.demand is None else self.demand.away(name)
+        if known is not None and known.signature is not None:
+            return set(known.signature.versions)
+        return set() if record is None else set(record.serving)
 
     def _refuse_absent(self, name: str) -> None:
         """Raises Unavailable for a model that is loaded on demand and does not serve now."""
@@ -163,6 +228,8 @@ class Catalog:
         if record is not None:
             self._uses_nothing(record)
             self.readiness.notify(name)
+        if not self.is_model(name):
+            self.names.forget(name)
 
     def _uses_nothing(self, record: Record) -> None:
         for child in set(record.children):
@@ -283,9 +350,10 @@ class Catalog:
         return None, [{"name": name}]
 
     async def progress(self, name: str) -> dict[str, Any]:
-        """Versions, the load under way and the last error of a model. Raises NotFound."""
-        record = self.records.get(name)
+        """Versions, names, the load under way and the last error of a model. Raises NotFound."""
         found: dict[str, Any]
+        name = self.own_name(name)
+        record = self.records.get(name)
         if record is not None:
             found = record.progress()
         else:
@@ -295,6 +363,8 @@ class Catalog:
         known = None if self.demand is None else self.demand.known.get(name)
         if known is not None:
             found["on_demand"] = known.document()
+        names = self.names.document(name)
+        found.update({key: names[key] for key in ("labels", "aliases") if names[key]})
         return found
 
     def flush(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from neptrio.config import defaults
+from neptrio.config import defaults, version_labels
 from neptrio.repository import scan
 from neptrio.repository.model import Model
 from neptrio.repository.model_builder import Found
@@ -24,24 +24,26 @@ def unchanged(record: Record, found: Found) -> bool:
 
 
 def _same_content(record: Record, found: Found) -> bool:
-    """True when at most the text of the configuration has changed (a comment, say) and not what it says."""
+    """True when at most the text of the configuration has changed (a comment, say) and not what it says, but for labels of
+    versions and aliases, which no model needs to be made anew for."""
     return (
         record.source is not None
-        and _without(record.source.config) == _without(found.source.config)
+        and _but_names(record.source.config) == _but_names(found.source.config)
         and _files(record.fingerprint) == _files(found.fingerprint)
     )
 
 
 def same_but_instances(record: Record, found: Found) -> bool:
-    """True when the new configuration differs from the served one at most in instance groups."""
+    """True when the new configuration differs from the served one at most in instance groups, labels and aliases."""
     if record.source is None or _elsewhere(record, found):
         return False
-    before, after = (_without(s.config, "instance_group") for s in (record.source, found.source))
+    before, after = (_but_names(s.config, "instance_group") for s in (record.source, found.source))
     return before == after and _files(record.fingerprint) == _files(found.fingerprint)
 
 
 def going_on(record: Record, found: Found) -> dict[int, Model]:
-    """The served versions that need no new model, because only instance groups or the choice of versions changed.
+    """The served versions that need no new model, because only instance groups, the choice of versions, their labels or the
+    model's aliases changed.
 
     None when configuration and versions are unchanged: then something else has changed, or a reload was asked
     for. The configuration may be given as its owner wrote it, or as the server completed it and showed it.
@@ -53,14 +55,14 @@ def going_on(record: Record, found: Found) -> dict[int, Model]:
         return {}
     if set(record.serving) == set(found.versions) and _without(record.source.config) == _without(config):
         return {}
-    as_written = _without(config, *CHANGED_IN_PLACE)
-    written = as_written == _without(record.source.config, *CHANGED_IN_PLACE)
+    as_written = _but_names(config, *CHANGED_IN_PLACE)
+    written = as_written == _but_names(record.source.config, *CHANGED_IN_PLACE)
     same = {
         version: model
         for version, model in record.serving.items()
         if version in found.versions
         and not model.lost
-        and (written or as_written == _without(model.config, *CHANGED_IN_PLACE))
+        and (written or as_written == _but_names(model.config, *CHANGED_IN_PLACE))
     }
     if _files_of(record.fingerprint, same) != _files_of(found.fingerprint, same):
         return {}
@@ -81,6 +83,14 @@ def _without(config: Any, *fields: str) -> bytes:
     for field in fields:
         plain.ClearField(field)
     return bytes(plain.SerializeToString(deterministic=True))
+
+
+def _but_names(config: Any, *fields: str) -> bytes:
+    """_without() these fields, the labels of versions and the aliases."""
+    plain = type(config)()
+    plain.CopyFrom(config)
+    version_labels.take_over(plain, type(config)())
+    return _without(plain, *fields)
 
 
 def _files_of(state: scan.Fingerprint | None, versions: Iterable[int]) -> dict[str, tuple[int, int]]:

@@ -25,7 +25,15 @@ from typing import Any, cast
 
 from neptrio import datatypes
 from neptrio.backends import registry
-from neptrio.config import config_problems, defaults, labels, openai, sequence_config, validate_config
+from neptrio.config import (
+    config_problems,
+    defaults,
+    labels,
+    openai,
+    sequence_config,
+    validate_config,
+    version_labels,
+)
 from neptrio.config import model_config as model_config
 from neptrio.config.config_problems import Lost
 from neptrio.config.misplaced import hints
@@ -37,6 +45,7 @@ from neptrio.execution.backend import Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary
 from neptrio.repository import scan
+from neptrio.repository.names import numbers
 from neptrio.repository.repositories import Repositories
 from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.policy import batching_policy
@@ -225,6 +234,20 @@ class Checker:
             if version not in there and checked.versions:
                 at = ("version_policy", "specific", "versions", i)
                 checked.report(source.problem(at, f"there is no folder of version {version}", WARNING))
+        for label, version in self._labels(source).items():
+            if version not in checked.versions:
+                text = (
+                    f"version label '{label}' names version {version}, which is not there: it has "
+                    f"{numbers(checked.versions)}"
+                )
+                checked.report(source.problem(("parameters",), text))
+
+    @staticmethod
+    def _labels(source: ConfigSource) -> dict[str, int]:
+        try:
+            return version_labels.labels(source.config)
+        except InvalidArgument:  # another check says so
+            return {}
 
     def _version(
         self, checked: Checked, version: int, source: ConfigSource, backend: Any, lost: Lost

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from neptrio.config import demand as demand_config
-from neptrio.config import model_config
+from neptrio.config import model_config, version_labels
 from neptrio.config.demand import Residence
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.execution.admission import Admission
@@ -61,6 +61,8 @@ class Signature:
     decoupled: bool
     max_batch_size: int
     inputs: tuple[tuple[str, int, tuple[int, ...], bool, bool], ...]
+    labels: dict[str, int] = field(default_factory=dict)  # of versions
+    aliases: tuple[str, ...] = ()  # further names
 
 
 @dataclass(slots=True)
@@ -115,6 +117,8 @@ def read_folder(folder: Path, config_name: str, marked: bool) -> tuple[Signature
             tuple(
                 (i.name, i.data_type, tuple(i.dims), i.optional, i.allow_ragged_batch) for i in config.input
             ),
+            version_labels.labels(config),
+            version_labels.aliases(config),
         )
         return signature, demand_config.residence(config)
     except (TritonError, OSError):  # the load says what is wrong
@@ -156,6 +160,8 @@ class Demand:
             if self.known[name].standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
                 self._catalog.readiness.notify(name)
+                if not self._catalog.is_model(name):
+                    self._catalog.names.forget(name)
         missing = [name for name in names if name not in self.known]
         if missing:
             for name, (signature, residence) in (
@@ -168,6 +174,8 @@ class Demand:
                     known.signature is None
                 ):  # a load has made it known meanwhile, and requests may wait for that
                     known.signature = signature
+                    if signature is not None and name not in self._catalog.latest:
+                        self._catalog.names.tell(name, signature.labels, signature.aliases)
 
     def read(self, names: list[str]) -> Listing:
         """What is kept of each of these models. On another thread."""
@@ -185,6 +193,8 @@ class Demand:
     def add(self, name: str, signature: Signature | None, residence: Residence) -> Known:
         """There is such a model from now on."""
         known = self.known[name] = Known(name, signature, residence)
+        if signature is not None:
+            self._catalog.names.tell(name, signature.labels, signature.aliases)
         record = self._catalog.records.get(name)
         if record is not None and record.operations:
             known.standing.apply(Event.BEGIN, 0)
@@ -208,10 +218,13 @@ class Demand:
 
     def absent(self, name: str, version: str, one_response: str | None) -> StandIn | None:
         """What stands in for a model that does not serve; None for one that is not loaded on demand. Raises Unavailable where
-        its last load has just failed."""
-        known = self.known.get(name)
+        its last load has just failed, and TritonError for a label that it does not have."""
+        known = self.away(name)
         if known is None:
             return None
+        name = known.name
+        if version_labels.is_label(version):
+            self._catalog.number(name, version)
         self._check(known)
         room = known.room
         if room is None:
@@ -351,9 +364,9 @@ class Demand:
     # ------------------------------------------------------------ what is seen
 
     def away(self, name: str) -> Known | None:
-        """The model of that name if it is loaded on demand and does not serve."""
-        known = self.known.get(name)
-        return None if known is None or name in self._catalog.latest else known
+        """The model of that name if it is loaded on demand and does not serve. An alias is a name, too."""
+        known = self.known.get(self._catalog.own_name(name))
+        return None if known is None or known.name in self._catalog.latest else known
 
     def asked_for(self, name: str) -> bool:
         """Whether somebody waits for the model."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import trio
 
-from neptrio.config import defaults, groups
+from neptrio.config import defaults, groups, version_labels
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.foreign import summary
 from neptrio.loop import collector
@@ -194,6 +194,7 @@ class Loads:
             self._catalog.demand.renew(name, found.source.config, found.listed)
         try:
             operation.check()
+            self._check_names(operation, found)
             before = record.wanted
             record.explicit = record.explicit or operation.explicit
             if (
@@ -204,6 +205,9 @@ class Loads:
                 record.wanted = True
                 record.source, record.fingerprint = found.source, found.fingerprint
                 self._catalog.lack(record, not found.versions)
+                for model in record.serving.values():
+                    version_labels.take_over(model.config, found.source.config)
+                self._take_names(operation, found)
                 return False
             record.wanted = True
             try:
@@ -223,6 +227,20 @@ class Loads:
             if found.folder is not None and found.folder is not record.folder:
                 found.folder.release()
         return True
+
+    def _check_names(self, operation: Operation, found: Found) -> None:
+        """Raises InvalidArgument where the versions that were found lack one that a label names, or an alias cannot be had."""
+        name = operation.record.name
+        if not found.versions:
+            return
+        try:
+            self._catalog.check_names(name, found.versions, operation.parameters.names, found.source.config)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"load failed for model '{name}': {error}") from None
+
+    def _take_names(self, operation: Operation, found: Found) -> None:
+        self._catalog.names.configure(operation.record.name, found.source.config)
+        self._catalog.names.change(operation.record.name, operation.parameters.names)
 
     def _turn(self, operation: Operation, found: Found) -> AbstractAsyncContextManager[Aside]:
         """The turn of a load that requests wait for. Loads by hand have none, nor have ensembles, which wait for others."""
@@ -252,6 +270,7 @@ class Loads:
             same = {} if operation.refresh else change.going_on(record, found)
             models, changes = await self._build(operation, found, children, same)
             operation.check()
+            self._check_names(operation, found)  # calls may have moved labels meanwhile
         except BaseException:
             self._catalog.compose(record, before if record.serving else children)
             raise
@@ -269,6 +288,7 @@ class Loads:
         for version, model in models.items():
             record.go_on_counting(version, model, same_config)
         self._swap(operation, models, changes, keep)
+        self._take_names(operation, found)
         for version, model in sorted(models.items()):
             log.info(  # begins as a Triton server's line, for which scripts wait
                 "successfully loaded '%s' version %d in %.1f s (%s)",

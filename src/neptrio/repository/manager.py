@@ -27,6 +27,7 @@ from neptrio.repository.catalog import Catalog
 from neptrio.repository.demand import Demand
 from neptrio.repository.loads import EXITING, Loads
 from neptrio.repository.model_builder import ModelBuilder
+from neptrio.repository.names import Change
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation
 from neptrio.repository.withdrawal import Withdrawal
@@ -188,6 +189,39 @@ class RepositoryManager(Catalog):
             raise NotFound(f"model '{shown(name)}' was not loaded from the repository '{shown(repository)}'")
         self.withdrawal.unload(name, unload_dependents)
         await trio.lowlevel.checkpoint()
+
+    async def told_names(self, name: str) -> dict[str, Any]:
+        """The labels and aliases of a model, and the versions that labels may name. Raises NotFound."""
+        own = self.own_name(name)
+        if not self.is_model(own) and own not in await self.repositories.listed():
+            raise self._unknown(name)
+        return {"name": own, "versions": sorted(self.versions(own)), **self.names.document(own)}
+
+    async def set_names(self, name: str, change: Change) -> dict[str, Any]:
+        """Sets and removes labels and aliases of a model, all at once, and returns told_names(). Raises NotFound, and
+        InvalidArgument for a label of a version that is not there, and for an alias that is the name of a model."""
+        own = str((await self.told_names(name))["name"])
+        taken = [alias for alias, wanted in change.aliases.items() if wanted]
+        folders = await self.repositories.listed() if taken else {}
+        for alias in taken:
+            if alias in folders and alias != own:
+                raise InvalidArgument(f"alias '{alias}' of model '{own}' is the name of another model")
+        if taken and not self.versions(own):
+            raise InvalidArgument(
+                f"model '{own}' has no version that serves: load it before it gets an alias"
+            )
+        self.check_names(own, self.versions(own), change)
+        self.names.change(own, change)
+        for label, number in change.labels.items():
+            log.info(
+                "version label '%s' of '%s' %s",
+                label,
+                own,
+                f"names version {number}" if number else "is unset",
+            )
+        for alias, wanted in change.aliases.items():
+            log.info("alias '%s' %s '%s'", alias, "names" if wanted else "no longer names", own)
+        return await self.told_names(own)
 
     async def poll_once(self) -> None:
         """Mode poll: loads models that are new or have changed, unloads those whose folder is gone."""

@@ -1,4 +1,4 @@
-"""The parameters of a load call: a configuration, files, or both.
+"""The parameters of a load call: a configuration, files, or both; labels of versions to be set with it.
 
 Their form is that of docs/protocol/model-repository-extension.md. Files are written to a temporary folder, which
 replaces the model's folder and exists for as long as a model loaded from it. Nothing is ever written outside that
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.codec.base64_text import decode_base64
+from neptrio.config import version_labels
 from neptrio.config.validate_config import LONGEST_NAME
 from neptrio.errors import Internal, InvalidArgument
 from neptrio.limits import LONGEST_NAME as LONGEST_PATH
 from neptrio.limits import shown
+from neptrio.repository.names import Change
 
 FILE = "file:"
 MOST_FOLDERS = 32  # of a path, one in the other
@@ -50,6 +52,7 @@ class LoadParameters:
     files: Mapping[str, bytes | str] = field(default_factory=dict)  # path -> content, str = base64
     return_at_once: bool = False
     repository: str = ""  # what the client calls the repository to load from; "": any
+    names: Change = field(default_factory=Change)  # labels to be set with the load
 
     @property
     def overrides(self) -> bool:
@@ -65,11 +68,10 @@ def parse(parameters: Mapping[str, Any], repository: str = "") -> LoadParameters
     config: str | None = None
     files: dict[str, bytes | str] = {}
     at_once = False
+    labels: dict[str, int | None] = {}
     for key, value in parameters.items():
         if key == "config":
-            if not isinstance(value, str):
-                raise InvalidArgument("Unable to parse 'config': attempt to access JSON non-string as string")
-            config = value
+            config = _text(key, value)
         elif key.startswith(FILE):
             if not isinstance(value, (str, bytes)):
                 raise InvalidArgument(
@@ -82,12 +84,21 @@ def parse(parameters: Mapping[str, Any], repository: str = "") -> LoadParameters
                     "Unable to parse 'async': attempt to access JSON non-boolean as boolean"
                 )
             at_once = value
+        elif key == version_labels.LABELS:
+            text = _text(key, value)
+            labels = version_labels.parse_labels(text, f"load parameter '{key}'", removing=True)
         else:
             raise Internal(
                 f"unexpected error on creating Triton parameter: unknown load parameter '{shown(key)}', expected "
-                f"config, {FILE}<version>/<file name> or async"
+                f"config, {FILE}<version>/<file name>, {version_labels.LABELS} or async"
             )
-    return LoadParameters(config, files, at_once, repository)
+    return LoadParameters(config, files, at_once, repository, Change(labels))
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+    return value
 
 
 def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:

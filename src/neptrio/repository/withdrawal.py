@@ -55,6 +55,7 @@ class Withdrawal:
         for gone in (record, *(self._catalog.records[orphan] for orphan in orphans)):
             gone.wanted, gone.explicit, gone.chosen = False, False, None
             self._catalog.lack(gone, False)
+            self._catalog.unname(gone.name)
             self._outdate(gone, outdated)
             self.record(gone)
 

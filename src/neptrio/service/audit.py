@@ -35,6 +35,7 @@ EVENTS = {
     "repository_load": "load",
     "repository_unload": "unload",
     "repository_check": "check",
+    "label_setting": "labels",
     "trace_setting": "trace",
     "logging": "logging",
     "system_shm_register": "shared-memory-register",

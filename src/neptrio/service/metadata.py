@@ -8,8 +8,7 @@ from typing import Any
 from neptrio import __version__
 from neptrio.config import describe_config
 from neptrio.config.defaulted import defaulted
-from neptrio.errors import TritonError
-from neptrio.repository.catalog import version_number
+from neptrio.errors import Code, TritonError
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
 from neptrio.repository.notifier import Notifier
@@ -85,24 +84,25 @@ class MetadataService:
         loaded on demand counts as ready while it is not, unless `loaded` or its last load has failed."""
         demand = self._repository.demand
         if demand is not None and not loaded:
-            served = demand.will_serve(name, version_number(version) if version else 0)
+            own = self._repository.own_name(name)
+            served = demand.will_serve(own, self._repository.number(own, version) if version else 0)
             if served is not None:
                 return served
         try:
             return await self._repository.lookup(name, version).is_ready()
         except TritonError as error:
-            if error.code.http == 400:
+            if error.code in (Code.INVALID_ARG, Code.NO_LABEL):
                 raise
             return False
 
     def model(self, name: str, version: str) -> dict[str, Any]:
         """The $metadata_model_response."""
         model = self._repository.lookup(name, version)
-        versions = [version] if version else self._repository.ready_versions(name)
+        versions = [model.version] if version else self._repository.ready_versions(model.name)
         batching = model.max_batch_size > 0
         return {
             "name": model.name,
-            "versions": [str(int(v)) for v in versions],
+            "versions": [str(v) for v in versions],
             "platform": model.platform,
             "inputs": describe_config.metadata_tensors(model.config.input, batching),
             "outputs": describe_config.metadata_tensors(model.config.output, batching),
@@ -111,7 +111,7 @@ class MetadataService:
     def serving(self, name: str = "") -> Iterator[Model]:
         """The model versions that serve, sorted by name and version, or those of one model. Each is looked for when it is
         asked for."""
-        return self._repository.each_ready([name] if name else None)
+        return self._repository.each_ready([self._repository.own_name(name)] if name else None)
 
     def config_message(self, name: str, version: str) -> Any:
         """The version's inference.ModelConfig."""

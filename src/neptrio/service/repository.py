@@ -12,9 +12,10 @@ from neptrio.config.code_fields import code_of, confining
 from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable
 from neptrio.limits import shown
 from neptrio.loop import threads
-from neptrio.repository import override
+from neptrio.repository import names, override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
+from neptrio.service.tokens import Account
 from neptrio.settings import Settings
 
 CHECKS = 2  # that work at the same time
@@ -32,7 +33,7 @@ def check_name(name: str) -> None:
 
 
 class RepositoryService:
-    """Index, load and unload."""
+    """Index, load and unload; names of versions and models."""
 
     def __init__(
         self,
@@ -130,6 +131,37 @@ class RepositoryService:
         """The model's versions, its load under way and the last error (our extension). Raises NotFound."""
         return await self._repository.progress(name)
 
+    async def names(self, name: str) -> dict[str, Any]:
+        """The model's version labels and aliases (our extension). Raises NotFound."""
+        return await self._repository.told_names(name)
+
+    async def set_names(
+        self, name: str, given: dict[str, Any], client: Account | None = None
+    ) -> dict[str, Any]:
+        """Sets version labels and aliases of a model, allowed only where load() is; `client` is who asks. Raises NotFound,
+        InvalidArgument, Unavailable, or Denied."""
+        if not self._settings.loads_by_request:
+            where = "change the model's configuration" if self._settings.model_control_mode == "poll" else ""
+            raise Unavailable(
+                "setting labels is not allowed without --model-control-mode=explicit"
+                + (f": {where}" if where else "")
+            )
+        self._may("setting labels", {})
+        change = names.parse(given)
+        for alias in change.aliases:
+            if client is not None and not client.client.covers(alias):
+                raise Denied(
+                    f"{client.client.title} is limited to some models: it is not for model '{alias}'"
+                )
+        return await self._repository.set_names(name, change)
+
+    def _by_its_own_name(self, name: str) -> None:
+        own = self._repository.own_name(name)
+        if own != name:
+            raise InvalidArgument(
+                f"'{shown(name)}' is an alias of model '{shown(own)}': models are loaded and unloaded by their own names"
+            )
+
     async def check(self, name: str, parameters: dict[str, Any]) -> bytes:
         """A dry run of load() as JSON: the problems it would meet, and the differences to what is loaded (our
         extension).
@@ -162,6 +194,7 @@ class RepositoryService:
         self._explicit()
         check_name(name)
         self._may("loading models", parameters)
+        self._by_its_own_name(name)
         await self._may_run(name, parameters)
         await self._repository.load(name, parameters, repository)
 
@@ -171,4 +204,5 @@ class RepositoryService:
         self._explicit()
         check_name(name)
         self._may("unloading models", {})
+        self._by_its_own_name(name)
         await self._repository.unload(name, unload_dependents, repository)

@@ -32,7 +32,7 @@ from neptrio.observe.counters import ModelCounters
 from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.live import Live, live
 from neptrio.observe.processes import processes
-from neptrio.repository.catalog import not_above_zero, version_number
+from neptrio.repository.catalog import not_above_zero
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.records import Record
 
@@ -154,10 +154,11 @@ class StatisticsService:
         }
 
     def _models(self, name: str, version: str) -> Iterator[Any]:
-        number = version_number(version) if version else 0
+        repository = self._repository
+        name = repository.own_name(name)
+        number = repository.number(name, version) if version else 0
         if number < 0:
             raise not_above_zero(version)
-        repository = self._repository
         if not name:
             return itertools.chain(repository.each_ready(), self._away(None))
         models: list[Any] = [*repository.each_ready([name]), *self._away(name)]

@@ -38,7 +38,7 @@ class TraceService:
 
     def settings(self, model: str = "") -> dict[str, Any]:
         """The settings, in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
-        self._known(model)
+        model = self._known(model)
         return reply(self._tracer.table.scope(model), self._tracer.options)
 
     async def update(
@@ -52,7 +52,7 @@ class TraceService:
             self._settings.change("changing trace settings")
         if "trace_file" in given and not self._allow_file:
             check_file("", "", False)
-        self._known(model)
+        model = self._known(model)
         changes = parse_changes(given, protocol, self._tracer.table.mode)
         file = changes.get("trace_file")
         if file is not None:
@@ -87,9 +87,11 @@ class TraceService:
         if self._tracer.spans and levels and "TENSORS" in levels:
             log.warning(NO_TENSORS)
 
-    def _known(self, model: str) -> None:
-        if model:
-            try:
-                self._repository.lookup(model)
-            except TritonError:
-                raise InvalidArgument(f"Request for unknown model : {shown(model)}") from None
+    def _known(self, model: str) -> str:
+        """The model's own name, "" for all models. Raises InvalidArgument for one that does not serve."""
+        if not model:
+            return ""
+        try:
+            return self._repository.lookup(model).name
+        except TritonError:
+            raise InvalidArgument(f"Request for unknown model : {shown(model)}") from None

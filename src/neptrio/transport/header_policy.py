@@ -68,6 +68,7 @@ VERB_CATEGORIES = {
     "repository_unload": "model-repository",
     "repository_model": "model-repository",
     "repository_check": "model-repository",
+    "label_setting": "model-repository",
     "statistics": "statistics",
     "errors": "statistics",
     "trace_setting": "trace",
@@ -115,6 +116,7 @@ VERB_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("cuda_shm_register", "cuda_shm_unregister"), (OPERATE,)),
     **dict.fromkeys(("sequence_end", "trace_recent", "errors", "logging_recent"), (OPERATE,)),
     **dict.fromkeys(("trace_setting", "logging"), (READ, OPERATE)),
+    "label_setting": (READ, ADMIN),
 }
 METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), (INFER,)),

@@ -45,7 +45,8 @@ def test_infer_refusals(
             "GET",
             "/v2/models/simple/versions/abc/ready",
             404,
-            b'{"error":"Not Found: GET /docs lists what there is"}',
+            b'{"error":"failed to get model version from specified version string \'abc\' (details: stol), version should '
+            b'be an integral value > 0"}',
         ),
         (
             "GET",

@@ -30,6 +30,7 @@ from neptrio._proto.inference import (
     TraceSettingResponse,
     TraceSettingResponseSettingValue,
 )
+from neptrio.config.version_labels import LABELS
 from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.slices import gathered
@@ -139,10 +140,10 @@ class InferenceHandlers(SharedMemoryHandlers):
     async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
         parameters: dict[str, Any] = {}
         for key, value in message.parameters.items():
-            if key == "config":
+            if key in ("config", LABELS):
                 if value.string_param is None:
                     raise InvalidArgument(
-                        "invalid value type for load parameter 'config', expected string_param."
+                        f"invalid value type for load parameter '{key}', expected string_param."
                     )
                 parameters[key] = value.string_param
             elif key.startswith("file:"):

@@ -515,6 +515,13 @@ class RestApp:
     async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(await self._verbs.repository.progress(route.model))]
 
+    async def _label_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        repository = self._verbs.repository
+        if scope["method"] == "GET":
+            return 200, JSON, [dump_json(await repository.names(route.model))]
+        given = members(await self._document(scope, await self._body(scope, receive)))
+        return 200, JSON, [dump_json(await repository.set_names(route.model, given, scope.get(CLIENT)))]
+
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters, _ = await self._load_parameters(scope, receive)
         dependents = parameters.get("unload_dependents", False)

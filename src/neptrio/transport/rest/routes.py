@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from neptrio.config.version_labels import LABEL
 from neptrio.limits import remember
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_MODEL = rf"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+|{LABEL}))?"
 _SYSTEM_SHM = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
 # (verb, pattern, methods); the first pattern that matches wins
 TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
@@ -40,6 +41,7 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("cuda_shm_status", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/status", ("GET",)),
         ("cuda_shm_register", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/register", ("POST",)),
         ("cuda_shm_unregister", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/unregister", ("POST",)),
+        ("label_setting", r"/v2/models/(?P<model>[^/]+)/labels", ("GET", "POST")),
         ("model_ready", _MODEL + "/ready", ("GET",)),
         ("model_config", _MODEL + "/config", ("GET",)),
         ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),

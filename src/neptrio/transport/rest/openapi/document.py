@@ -92,7 +92,7 @@ def _parameter(name: str, pattern: str) -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": words,
-        "schema": {"type": "string", "minLength": 1, "pattern": f"^{pattern}$"},
+        "schema": {"type": "string", "minLength": 1, "pattern": f"^(?:{pattern})$"},
         "example": example,
     }
 

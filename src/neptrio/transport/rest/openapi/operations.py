@@ -258,6 +258,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {JSON: "LoadProgress"},
         errors=MODEL,
     ),
+    ("label_setting", "GET"): Operation(
+        "A model's version labels and aliases", "repository", {JSON: "Labels"}, errors=MODEL
+    ),
+    ("label_setting", "POST"): Operation(
+        "Set version labels and aliases (--model-control-mode=explicit)",
+        "repository",
+        {JSON: "Labels"},
+        "LabelChanges",
+        errors=MODEL,
+        example={"labels": {"stable": 1}},
+    ),
     ("openai_models", "GET"): Operation(
         "Models that serve OpenAI's API", "openai", {JSON: "OpenAiModels"}, errors=MODEL
     ),

@@ -287,13 +287,42 @@ SCHEMAS: dict[str, Schema] = {
         {},
         {
             "parameters": opened(
-                {}, {"config": {**TEXT, "description": "a model configuration as JSON"}, "async": FLAG}
+                {},
+                {
+                    "config": {**TEXT, "description": "a model configuration as JSON"},
+                    "version_labels": {**TEXT, "description": "stable=3,canary=4: to be set with the load"},
+                    "async": FLAG,
+                },
             )
         },
     ),
     "CheckRequest": opened({}, {"parameters": opened({}, {"config": TEXT}), "config": opened({})}),
     "CheckAnswer": opened({"name": TEXT, "ok": FLAG, "problems": {"type": "array"}, "load_would": TEXT}),
     "LoadProgress": opened({"name": TEXT, "versions": listed(opened({"version": TEXT, "state": TEXT}))}),
+    "LabelChanges": closed(
+        {},
+        {
+            "labels": {
+                "type": "object",
+                "additionalProperties": {"type": ["integer", "string", "null"]},
+                "description": "label: the version that it names from now on; null: removed",
+            },
+            "aliases": {
+                "type": "object",
+                "additionalProperties": {"enum": [True, None]},
+                "description": "true: a name of the model from now on; null: removed",
+            },
+        },
+    ),
+    "Labels": closed(
+        {
+            "name": TEXT,
+            "versions": listed(COUNT),
+            "labels": {"type": "object", "additionalProperties": COUNT},
+            "aliases": TEXTS,
+            "set": closed({"labels": TEXTS, "aliases": TEXTS}),
+        }
+    ),
     "UnloadRequest": opened({}, {"parameters": opened({}, {"unload_dependents": FLAG})}),
     "OpenAiError": closed({"error": closed({"message": TEXT, "type": TEXT, "param": {}, "code": {}})}),
     "OpenAiModels": opened({"object": {"enum": ["list", "model"]}}),
