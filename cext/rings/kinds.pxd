@@ -15,8 +15,8 @@
 #   result         u64 four times (began, inputs made, executed, outputs made), u32 whole,
 #                  whole = 1: text; else u32 answers, answers
 #   send           u32 flags (FINAL, NULL), u64 bytes it counts, answer unless NULL
-#   call           u32 flags, text model, u64 version + 1, text id, u64 timeout, u64 or text correlation,
-#                  u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
+#   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
+#                  u64 or text correlation, u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
 #   call response  u32 flags (FINAL, NULL), answer unless NULL
 #   sequence end   u32 is text, u64 or text correlation, text reason
 #   report         u32 outcome (see Reported), u64 nanoseconds of its computation, u64 of its output
@@ -74,6 +74,7 @@ cdef enum Flag:
     DECOUPLED = 128
     BLOCKING = 256
     PARENT = 512
+    LABELLED = 1024      # the version is a text
     FINAL = 1
     NULL_RESPONSE = 2
 

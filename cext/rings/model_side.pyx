@@ -324,9 +324,15 @@ cdef class ModelSide(GivenReader):
             flags |= BLOCKING
         if parent is not None:
             flags |= PARENT
+        version = request._model_version
+        if type(version) is str:
+            flags |= LABELLED
         writer.u32(flags)
         writer.text(request._model_name)
-        writer.u64(0 if request._model_version < 0 else request._model_version + 1)
+        if flags & LABELLED:
+            writer.text(version)
+        else:
+            writer.u64(0 if version < 0 else version + 1)
         writer.text(str(request._request_id))
         writer.u64(<uint64_t>int(request._timeout))
         if flags & TEXT_ID:

@@ -129,6 +129,13 @@ class InferenceResponse:
         return f"InferenceResponse({self._tensors!r}, error={self._error!r})"
 
 
+def _version(value: Any, what: str) -> int | str:
+    """A version's number, or the text of a label, which begins with a letter or `_`. Raises TypeError."""
+    if isinstance(value, str) and (value[:1].isalpha() or value[:1] == "_"):
+        return value
+    return _checks.number(value, what, -HIGHEST_64, HIGHEST_64)
+
+
 class InferenceRequest:
     """A request: received by execute(), or made by a model for another model."""
 
@@ -158,7 +165,7 @@ class InferenceRequest:
         inputs: Sequence[Tensor] = (),
         requested_output_names: Iterable[str] = (),
         model_name: str = "",
-        model_version: int = -1,
+        model_version: int | str = -1,
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
@@ -183,7 +190,7 @@ class InferenceRequest:
             dict.fromkeys(_checks.text(name, f"a name in requested_output_names {where}") for name in names)
         )
         self._model_name = _checks.text(model_name, f"model_name {where}")
-        self._model_version = _checks.number(model_version, f"model_version {where}", -HIGHEST_64, HIGHEST_64)
+        self._model_version: int | str = _version(model_version, f"model_version {where}")
         self._flags = _checks.number(flags, f"flags {where}", 0, HIGHEST_32)
         self._timeout = _checks.number(timeout, f"timeout {where}", 0, HIGHEST_64)
         self._preferred_memory = preferred_memory
@@ -212,8 +219,8 @@ class InferenceRequest:
         """The model that executes the request."""
         return self._model_name
 
-    def model_version(self) -> int:
-        """The version asked for, -1 for the latest."""
+    def model_version(self) -> int | str:
+        """The version asked for, -1 for the latest; a text where the request names a label."""
         return self._model_version
 
     def flags(self) -> int:

@@ -306,8 +306,11 @@ cdef class ServerSide(RingSender):
         cdef uint32_t i, count
         cdef uint64_t number
         made.model_name = read_text(reader)
-        number = read_u64(reader)
-        made.model_version = "" if number == 0 else str(<int64_t>(number - 1))
+        if flags & LABELLED:
+            made.model_version = read_text(reader)
+        else:
+            number = read_u64(reader)
+            made.model_version = "" if number == 0 else str(<int64_t>(number - 1))
         made.id = read_text(reader)
         made.timeout_us = read_u64(reader)
         made.sequence_id = read_text(reader) if flags & TEXT_ID else read_u64(reader)

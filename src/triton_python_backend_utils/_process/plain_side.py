@@ -41,6 +41,7 @@ from .kinds import (
     FINAL,
     HERE,
     KEEP_ABOVE,
+    LABELLED,
     NAMES,
     NULL_RESPONSE,
     OPEN,
@@ -409,9 +410,13 @@ class PlainSide:
         flags |= DECOUPLED if decoupled else 0
         flags |= BLOCKING if blocking else 0
         flags |= 0 if parent is None else PARENT
-        writer.u32(flags)
+        version = request._model_version
+        writer.u32(flags | LABELLED if isinstance(version, str) else flags)
         writer.text(request._model_name)
-        writer.u64(0 if request._model_version < 0 else request._model_version + 1)
+        if isinstance(version, str):
+            writer.text(version)
+        else:
+            writer.u64(0 if version < 0 else version + 1)
         writer.text(str(request._request_id))
         writer.u64(int(request._timeout))
         if isinstance(id, str):

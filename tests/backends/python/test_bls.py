@@ -29,6 +29,8 @@ class TritonPythonModel:
         return answers
 """
 
+NAMES = """parameters { key: "version_labels" value: { string_value: "stable=1" } }
+parameters { key: "aliases" value: { string_value: "twice" } }"""
 CALLER = """
 import json, threading, asyncio
 import numpy as np
@@ -43,7 +45,8 @@ class TritonPythonModel:
         how, target = parameters["how"], parameters.get("target", "double")
         inner = pb_utils.InferenceRequest(
             model_name=target, inputs=[pb_utils.Tensor("IN", array)], requested_output_names=["OUT", "OUT"],
-            request_id="inner", timeout=1234567, parameters={"how": "exec", "target": parameters.get("next", "double")})
+            request_id="inner", timeout=1234567, model_version=parameters.get("version", -1),
+            parameters={"how": "exec", "target": parameters.get("next", "double")})
         if how == "exec":
             response = inner.exec()
         elif how == "thread":
@@ -116,7 +119,7 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
-    python_model(repository, "double", DOUBLE)
+    python_model(repository, "double", DOUBLE, config(extra=NAMES))
     python_model(repository, "caller", CALLER)
     python_model(repository, "middle", CALLER)
     python_model(repository, "wide", CALLER, config(extra="instance_group { count: 2 kind: KIND_CPU }"))
@@ -142,6 +145,16 @@ def test_call_another_model(server: ServerProcess, how: str) -> None:
     # the callee wrote to its input; the caller's array is untouched
     assert result.as_numpy("OUT").tolist() == [1, 2, 2, 4]
     assert result.get_response()["parameters"] == {"id": "inner", "timeout": 1234567}
+
+
+def test_calls_by_label_and_alias(server: ServerProcess) -> None:
+    for target in ("double", "twice"):
+        result = infer(server, "caller", how="exec", target=target, version="stable")
+        assert result.as_numpy("OUT").tolist() == [1, 2, 2, 4]
+    with pytest.raises(
+        InferenceServerException, match=r"version string 'none' .* has the labels stable \(1\)"
+    ):
+        infer(server, "caller", how="exec", version="none")
 
 
 def test_nested_calls(server: ServerProcess) -> None:

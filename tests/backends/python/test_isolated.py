@@ -21,6 +21,7 @@ from tests.backends.python.test_bls import (  # the same tests against isolated 
     test_async_executions_overlap,
     test_async_failure,
     test_call_another_model,
+    test_calls_by_label_and_alias,
     test_failures_come_back_as_error_responses,
     test_load_and_unload_from_a_model,
     test_nested_calls,
@@ -85,7 +86,7 @@ def server(
     write_model(repository, "one_step", decoupled.ENSEMBLE.format(step.format("OUT")))
     two = f"{step.format('MID')}, {decoupled.SECOND_STEP}"
     write_model(repository, "two_steps", decoupled.ENSEMBLE.format(two))
-    python_model(repository, "double", bls.DOUBLE)
+    python_model(repository, "double", bls.DOUBLE, config(extra=bls.NAMES))
     python_model(repository, "spare", bls.DOUBLE)
     for name in ("caller", "middle"):
         isolated(repository, name, bls.CALLER)

@@ -316,7 +316,8 @@ class InProcessHost(Host):
     ) -> Call:
         made = InferRequest()
         made.model_name = request._model_name
-        made.model_version = "" if request._model_version < 0 else str(request._model_version)
+        version = request._model_version
+        made.model_version = version if isinstance(version, str) else "" if version < 0 else str(version)
         made.id = str(request._request_id)
         made.sequence_id = request._correlation_id
         made.sequence_start = bool(request._flags & 1)
