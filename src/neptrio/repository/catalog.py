@@ -107,13 +107,19 @@ class Catalog:
         for what, text in (("model", name), ("version", version)):
             if len(text) > LONGEST_NAME:
                 raise too_long(what, text)
-        name = self.own_name(name)
-        number = self.number(name, version)
+        if version.isdigit():
+            number = version_number(version)
+        else:
+            name = self.own_name(name)
+            number = self.number(name, version)
         if number <= 0:
             raise not_above_zero(version)
         self._refuse_absent(name)
         versions = self._rows(name)
         if not versions and not self._versionless(name):
+            own = self.own_name(name)
+            if own != name:
+                return self.lookup(own, version)
             raise self._unknown(name)
         row = versions.get(number)
         if row is None:
@@ -139,7 +145,7 @@ class Catalog:
     def number(self, name: str, version: str) -> int:
         """The number of a version that a request for a model names, by its own name, by number or label. Raises
         InvalidArgument for a text that is neither, and TritonError NO_LABEL for a label that the model does not have."""
-        if version.isdigit() or not version_labels.is_label(version):
+        if not version_labels.is_label(version):
             return version_number(version)
         number = self.names.label(name, version)
         if number is not None:

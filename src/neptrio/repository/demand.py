@@ -365,7 +365,7 @@ class Demand:
 
     def away(self, name: str) -> Known | None:
         """The model of that name if it is loaded on demand and does not serve. An alias is a name, too."""
-        known = self.known.get(self._catalog.own_name(name))
+        known = self.known.get(name) or self.known.get(self._catalog.own_name(name))
         return None if known is None or known.name in self._catalog.latest else known
 
     def asked_for(self, name: str) -> bool:
