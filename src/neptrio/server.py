@@ -158,8 +158,8 @@ class Server:
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),
         )
-        if self.repository.demand is not None:
-            self.metrics.demand = self.repository.demand.families
+        if self.repository.demand_view is not None:
+            self.metrics.demand = self.repository.demand_view.families
         self.failed_start = ""  # what there is to say of a start that ended because models failed to load
         self.device_failed = False  # it ends because a GPU cannot be used any more
         self.timed_out = False  # the exit timeout has expired before everything had ended

@@ -332,3 +332,45 @@ def test_a_model_that_fails_most_requests_is_failing(folder: Path) -> None:
     assert said(3, 1, 0, 0) and not said(1, 3, 0, 0) and not said(0, 0, 0, 0)
     assert said(3, 100, 2, 1), "most of the last interval"
     assert not said(100, 3, 1, 2), "it has recovered"
+
+
+def test_what_is_said_of_models_on_demand(folder: Path) -> None:
+    def row(name: str, state: str, **more: int) -> dict[str, Any]:
+        counts = dict.fromkeys(("waiting", "hits", "misses", "loads", "load_failures", "put_away"), 0)
+        return {"name": name, "state": state, **counts, **more}
+
+    models = [
+        row("a", "loaded", hits=199, misses=1, loads=2, put_away=1),
+        row("b", "put away"),
+        row("c", "loading", waiting=3),
+        row("d", "loading", waiting=5),
+        row("e", "failed", load_failures=2),
+    ]
+    given = {
+        "models": models,
+        "states": {"on demand": 90, "failed": 1, "loaded": 1},
+        "held_bytes": 3 << 29,
+        "budget_bytes": 2 << 30,
+    }
+    found = dict(run(folder, "demand.js", "m.summary(given)", given))
+    assert found == {
+        "Models": "1 failed, 1 loaded, 90 on demand", "Memory": "1.5 GiB of 2.0 GiB (75 %)", "Hits": "199 (99 %)",
+        "Misses": "1", "Waiting": "8 requests", "Loads": "2, 2 failed", "Put away": "1 time",
+    }  # fmt: skip
+    assert [each["name"] for each in run(folder, "demand.js", "m.ordered(given)", models)] == [
+        "e",
+        "d",
+        "c",
+        "a",
+        "b",
+    ]
+    bare = dict(run(folder, "demand.js", "m.summary(given)", {**given, "models": [], "budget_bytes": 0}))
+    assert (bare["Memory"], bare["Hits"], bare["Loads"]) == ("no budget", "0", "0")
+    rows = [
+        {"state": "UNAVAILABLE", "reason": "on demand"},
+        {"state": "UNAVAILABLE", "reason": "put away: room for model 'x'"},
+        {"state": "UNAVAILABLE", "reason": "Internal: on demand"},
+        {"state": "UNAVAILABLE"},
+        {"state": "READY", "reason": "on demand"},
+    ]
+    assert run(folder, "demand.js", "given.map(m.resting)", rows) == ["on demand", "put away", "", "", ""]

@@ -59,3 +59,33 @@ def test_durations() -> None:
     assert [duration(ns) for ns in (870, 8_700, 87_000, 1_200_000, 35e6, 2.1e9)] == [
         "0.9us", "8.7us", "87us", "1.2ms", "35ms", "2.1s",
     ]  # fmt: skip
+
+
+def test_models_on_demand() -> None:
+    def told(state: str, hits: int, budget: int = 0, **more: Any) -> dict[str, Any]:
+        counts = {"waiting": 0, "misses": 1, "loads": 1, "load_failures": 0, "put_away": 0}
+        models = [
+            {"name": "m", "state": state, "hits": hits, **counts, **more},
+            {"name": "slow", "state": "loading", "hits": 0, **counts, "waiting": 3},
+        ]
+        states = {state: 1, "loading": 1, "on demand": 98}
+        return {"states": states, "held_bytes": 1_500_000_000, "budget_bytes": budget, "models": models}
+
+    def screen(before: dict[str, Any] | None, now: dict[str, Any]) -> list[str]:
+        first = Sample(0, {("m", "1"): stat(5, 10)}, on_demand=before)
+        return render("x", first, Sample(2, {("m", "1"): stat(5, 10)}, on_demand=now))
+
+    lines = screen(told("loaded", 10), told("loaded", 30, 2_000_000_000))
+    assert lines[1] == (
+        "on demand: 1 loaded, 1 loading, 98 on demand, 1.5 GB of 2.0 GB; 10.0 hits/s, 0.0 misses/s, 0.0 loads/s, "
+        "0.0 failed loads/s, 0.0 put away/s"
+    )
+    assert lines[2] == "  slow: loading, 3 waiting"
+    assert lines[4].split()[:5] == ["MODEL", "VER", "REQ/S", "ON", "DEMAND"]
+    assert lines[5].split()[:4] == ["m", "1", "0.0", "loaded"]
+    lines = screen(None, told("failed", 7, reason="no\n weights"))
+    assert "98 on demand; 0.0 hits/s" in lines[1], "what came before the first look is no rate"
+    assert lines[2] == "  m: failed, 0 waiting: no weights"
+    assert not any(
+        "ON DEMAND" in line for line in render("x", sample(0, stat(5, 10)), sample(1, stat(5, 10)))
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +125,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "known",
         "again",
         "measured",
+        "shown",
     ):
         slow_model(repository, name)
     write_model(repository, "calls", PYTHON.format("INPUT0", "OUTPUT0", "TYPE_INT32"), {"1/model.py": BLS})
@@ -272,6 +275,36 @@ def test_an_unload_by_hand_loses_nobody(places: Path, server: ServerProcess, htt
         assert [row.inference_count for row in client.get_inference_statistics("known").model_stats] == [0]
 
 
+def test_what_is_seen_of_models_on_demand(server: ServerProcess, http: Any) -> None:
+    """The statistics, `neptrio top`, and nothing of other models for those who ask for one."""
+    for _ in range(3):
+        assert http_infer(http, "shown") == [0, 1, 2]
+    found = document(server, "/v2/models/stats?live=true")[1]["on_demand"]
+    rows = {row["name"]: row for row in found["models"]}
+    assert rows["shown"] == {
+        "name": "shown", "state": "loaded", "waiting": 0, "hits": 2, "misses": 1, "loads": 1, "load_failures": 0,
+        "put_away": 0,
+    }  # fmt: skip
+    assert "known" not in rows and found["states"]["on demand"] >= 1, "nobody has asked for it"
+    assert (found["held_bytes"], found["budget_bytes"]) == (0, 0)
+    assert rows["writes"]["hits"] == 0, "the request that generate has made has waited"
+    one = document(server, "/v2/models/shown/stats?live=true")[1]["on_demand"]
+    assert [row["name"] for row in one["models"]] == ["shown"] and one["states"] == found["states"]
+    assert "on_demand" not in document(server, "/v2/models/stats")[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "neptrio", "top", server.http, "--once", "--interval=0.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = done.stdout.splitlines()
+    head = next(line for line in lines if line.startswith("MODEL")).split()
+    (row,) = [line.split() for line in lines if line.startswith("shown ")]
+    assert head[3:5] == ["ON", "DEMAND"] and row[3] == "loaded", done.stdout
+    assert lines[1].startswith("on demand: ") and "0.0 hits/s, 0.0 misses/s" in lines[1]
+    assert " known " not in done.stdout, "it is not one of those that should be ready"
+
+
 def test_metrics(server: ServerProcess, http: Any) -> None:
     assert http_infer(http, "measured") == [0, 1, 2]
     assert http_infer(http, "measured") == [0, 1, 2]
@@ -279,6 +312,7 @@ def test_metrics(server: ServerProcess, http: Any) -> None:
     with Http1(server.metrics) as client:
         text = client.request("GET", "/metrics").body.decode()
     assert 'neptrio_demand_misses_total{model="measured"} 1\n' in text
+    assert 'neptrio_demand_hits_total{model="measured"} 1\n' in text
     assert 'neptrio_demand_loads_total{model="measured",outcome="loaded"} 1\n' in text
     assert 'neptrio_demand_loads_total{model="measured",outcome="failed"} 0\n' in text
     assert 'neptrio_demand_waiting_requests{model="measured"} 0\n' in text

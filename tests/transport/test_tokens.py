@@ -149,7 +149,9 @@ def test_a_token_for_one_model_is_for_nothing_else(client: Http1 | Http2) -> Non
     assert ask(client, "other", "POST", labels, b'{"labels": {"stable": 1}}').status == 200
     assert ask(client, "other", "POST", "/v2/models/other/versions/stable/infer", BODY).status == 200
     refused = ask(client, "other", "POST", "/v2/models/other/versions/nowhere/infer", BODY)
-    assert refused.status == 404 and b"stable" not in refused.body, "clients with tokens are not told what there is"
+    assert refused.status == 404 and b"stable" not in refused.body, (
+        "clients with tokens are not told what there is"
+    )
     assert ask(client, "other", "POST", labels, b'{"aliases": {"mine": true}}').status == 403
     # nobody learns which models there are
     assert ask(client, "other", "GET", "/v2/models/nowhere").status == 403

@@ -87,7 +87,7 @@ class Server:
             return [
                 row
                 for row in rows
-                if row.get("state", "READY") != "READY" and row.get("reason") != "unloaded"
+                if row.get("state", "READY") != "READY" and not _rests(row.get("reason", ""))
             ]
         except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError):
             self._connection.close()
@@ -113,13 +113,23 @@ class Server:
                 raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
             models = {(m["name"], m.get("version", "")): m for m in document["model_stats"]}
             return Sample(
-                taken, models, document.get("loop_lag"), document.get("front_ends", ()), self._down()
+                taken,
+                models,
+                document.get("loop_lag"),
+                document.get("front_ends", ()),
+                self._down(),
+                document.get("on_demand"),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ServerError(
                 f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "
                 "inference server?"
             ) from None
+
+
+def _rests(reason: str) -> bool:
+    """Whether a model does not serve and nothing is wrong: it was unloaded, or is loaded when it is asked for."""
+    return reason in ("unloaded", "on demand") or reason.startswith("put away")
 
 
 @contextmanager

@@ -1,9 +1,13 @@
-"""The metrics of models that are loaded on demand."""
+"""What is told of models that are loaded on demand: as metrics, and as the statistics extension's JSON.
+
+A hit is a request that found its model loaded, a miss one that had to wait for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from neptrio.observe.exposition import Family, pairs
 
@@ -14,20 +18,33 @@ class DemandRow:
 
     name: str
     state: str
+    reason: str  # why its last load has failed, or why it was put away
     waiting: int  # requests that wait for its load
-    misses: int  # requests that had to wait
+    hits: int
+    misses: int
     loads: int
     load_failures: int
     put_away: int
 
 
-def families(rows: Iterable[DemandRow], held: int, limit: int) -> list[Family]:
-    """The families; a model has samples of its own once it was asked for. `held`: bytes that models hold, of `limit`; 0: there
-    is none."""
+def document(row: DemandRow) -> dict[str, Any]:
+    """The row in JSON; the reason only where there is one."""
+    made: dict[str, Any] = {"name": row.name, "state": row.state}
+    if row.reason:
+        made["reason"] = row.reason
+    for key in ("waiting", "hits", "misses", "loads", "load_failures", "put_away"):
+        made[key] = getattr(row, key)
+    return made
+
+
+def families(rows: Iterable[DemandRow], states: Mapping[str, int], held: int, limit: int) -> list[Family]:
+    """The families. `rows`: of models that were asked for; `states`: how many models are in each state; `held`: bytes that
+    models hold, of `limit`; 0: there is none."""
     models = Family("neptrio_demand_models", "Models that are loaded on demand, by state", "gauge")
     waiting = Family(
         "neptrio_demand_waiting_requests", "Requests that wait for a model to be loaded", "gauge"
     )
+    hits = Family("neptrio_demand_hits_total", "Requests that found their model loaded", "counter")
     misses = Family(
         "neptrio_demand_misses_total", "Requests that had to wait for a model to be loaded", "counter"
     )
@@ -35,13 +52,10 @@ def families(rows: Iterable[DemandRow], held: int, limit: int) -> list[Family]:
         "neptrio_demand_loads_total", "Loads of models that are loaded on demand, by outcome", "counter"
     )
     put_away = Family("neptrio_demand_put_away_total", "How often models were put away", "counter")
-    states: dict[str, int] = {}
     for row in rows:
-        states[row.state] = states.get(row.state, 0) + 1
-        if not (row.misses or row.loads or row.load_failures):
-            continue
         labels = [("model", row.name)]
         waiting.sample(pairs(labels), row.waiting)
+        hits.sample(pairs(labels), row.hits)
         misses.sample(pairs(labels), row.misses)
         loads.sample(pairs([*labels, ("outcome", "loaded")]), row.loads)
         loads.sample(pairs([*labels, ("outcome", "failed")]), row.load_failures)
@@ -55,4 +69,4 @@ def families(rows: Iterable[DemandRow], held: int, limit: int) -> list[Family]:
     if limit:
         resident.sample("", held)
         budget.sample("", limit)
-    return [resident, budget, models, waiting, misses, loads, put_away]
+    return [resident, budget, models, waiting, hits, misses, loads, put_away]

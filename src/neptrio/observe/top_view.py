@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+DEMAND = 3  # where the column with the state of models stands that are loaded on demand
 KEPT = 5  # columns that are never left out: model, version, requests, failures
 COUNTERS = {"request": "success"}
+# what happens to models that are loaded on demand, and how it is called
+HAPPENS = {
+    "hits": "hits",
+    "misses": "misses",
+    "loads": "loads",
+    "load_failures": "failed loads",
+    "put_away": "put away",
+}
 SHORT = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
 
@@ -26,6 +35,7 @@ class Sample:
     loop_lag: Mapping[str, Any] | None = None  # of the event loop, if the server gives it
     front_ends: Sequence[Mapping[str, Any]] = ()  # processes that speak HTTP and gRPC for it
     down: Sequence[Mapping[str, str]] = ()  # rows of the index that are not ready
+    on_demand: Mapping[str, Any] | None = None  # models that are loaded on demand, where there are some
 
 
 @dataclass(frozen=True)
@@ -130,10 +140,13 @@ def render(url: str, before: Sample, now: Sample, width: int = 0) -> list[str]:
     found = rows(before, now)
     exact = any("histograms" in stat for stat in now.models.values())
     seconds = now.seconds - before.seconds
+    states = {} if now.on_demand is None else {m["name"]: m["state"] for m in now.on_demand["models"]}
     head = ["MODEL", "VER", "REQ/S", "INF/S", "BATCH"]
     head += [("P50/P99 " if exact else "AVG ") + SHORT.get(stage, stage).upper() for stage in STAGES]
     head += ["QUEUED", "PREP", "EXEC", "SEQ"] if exact else []
     head += ["FAIL/S", "FAILED"]
+    if states:
+        head.insert(DEMAND, "ON DEMAND")
     table = [head]
     for row in found:
         cells = [row.name, row.version, f"{row.requests_per_s:.1f}", f"{row.inferences_per_s:.1f}"]
@@ -143,14 +156,20 @@ def render(url: str, before: Sample, now: Sample, width: int = 0) -> list[str]:
         if exact:
             live = row.live or {}
             cells += [str(live.get(key, "-")) for key in ("queued", "prepared", "executing", "sequences")]
-        table.append([*cells, f"{row.failures_per_s:.1f}", str(row.failures)])
+        cells += [f"{row.failures_per_s:.1f}", str(row.failures)]
+        if states:
+            cells.insert(DEMAND, states.get(row.name, "-"))
+        table.append(cells)
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     while width and sum(widths) + 2 * (len(widths) - 1) > width and len(widths) > KEPT:
         gone = len(widths) - 3  # the one before failures
         del widths[gone]
         for line in table:
             del line[gone]
-    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}", ""]
+    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}"]
+    if now.on_demand is not None:
+        lines += on_demand(before.on_demand, now.on_demand, seconds)
+    lines.append("")
     for line in table:
         cells = [
             cell.ljust(w) if i < 2 else cell.rjust(w)
@@ -171,6 +190,31 @@ def render(url: str, before: Sample, now: Sample, width: int = 0) -> list[str]:
         lines += ["", "front ends:", *fronts]
     apart = _processes(before, now)
     return [*lines, "", "processes:", *apart] if apart else lines
+
+
+def on_demand(before: Mapping[str, Any] | None, now: Mapping[str, Any], seconds: float) -> list[str]:
+    """What becomes of models that are loaded on demand: how many are in which state, the memory that they hold, what happened
+    in the interval, and a line for each that somebody waits for or whose last load has failed."""
+    parts = [f"{count} {state}" for state, count in now["states"].items()]
+    if now["budget_bytes"]:
+        parts.append(f"{_size(now['held_bytes'])} of {_size(now['budget_bytes'])}")
+    old = {} if before is None else {model["name"]: model for model in before["models"]}
+    grown = dict.fromkeys(HAPPENS, 0)
+    for model in now["models"] if before is not None else ():
+        for key in HAPPENS:
+            grown[key] += max(0, model[key] - old.get(model["name"], {}).get(key, 0))
+    rates = [f"{grown[key] / max(seconds, 1e-9):.1f} {word}/s" for key, word in HAPPENS.items()]
+    lines = [f"on demand: {', '.join(parts)}; {', '.join(rates)}"]
+    for model in now["models"]:
+        if model["waiting"] or model["state"] in ("loading", "failed"):
+            reason = " ".join(model.get("reason", "").split())
+            said = f"{model['state']}, {model['waiting']} waiting{f': {reason}' if reason else ''}"
+            lines.append(f"  {model['name']}: {said}")
+    return lines
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _down(row: Mapping[str, str]) -> str:

@@ -33,10 +33,7 @@ from neptrio.execution.admission import Admission
 from neptrio.foreign import text_of
 from neptrio.limits import shown
 from neptrio.loop import threads
-from neptrio.observe import demand_families
 from neptrio.observe.counters import ModelCounters
-from neptrio.observe.demand_families import DemandRow
-from neptrio.observe.exposition import Family
 from neptrio.repository import scan
 from neptrio.repository.demand_states import Act, Event, Standing, State
 from neptrio.repository.load_line import LAST, NO_PRIORITY, Rank
@@ -83,7 +80,9 @@ class Known:
     standing: Standing = field(default_factory=Standing)
     room: Room | None = None  # while requests wait
     ended: Ended | None = None  # of the load under way, while somebody waits for it
+    hits: int = 0  # requests that found it loaded, as they were counted last (repository.demand_view)
     misses: int = 0  # requests that had to wait
+    released: int = 0  # of these, requests that went to the model
     loads: int = 0
     load_failures: int = 0
     put_away: int = 0
@@ -268,12 +267,13 @@ class Demand:
         except TritonError as error:  # the server exits
             self._refuse(known, lambda text=text_of(error): Unavailable(text))  # type: ignore[misc]
 
-    def present(self, name: str, version: str) -> Callable[[], Awaitable[None]] | None:
-        """What to call and await until a model serves; None for one that is not loaded on demand."""
+    def present(self, name: str, version: str, infers: bool = True) -> Callable[[], Awaitable[None]] | None:
+        """What to call and await until a model serves; None for one that is not loaded on demand. `infers`: a request to the
+        model follows."""
         known = self.away(name)
-        return None if known is None else functools.partial(self._present, known)
+        return None if known is None else functools.partial(self._present, known, infers)
 
-    async def _present(self, known: Known) -> None:
+    async def _present(self, known: Known, infers: bool) -> None:
         """Loads the model unless it serves. Raises Unavailable when that fails or takes longer than --load-wait-secs."""
         known.misses += 1
         with trio.move_on_after(self._settings.load_wait_secs) as scope:
@@ -295,6 +295,7 @@ class Demand:
                 f"{self._settings.load_wait_secs:g} s{f': {why}' if why else ''}",
                 5,
             )
+        known.released += infers
 
     # ------------------------------------------------------------ what becomes of loads
 
@@ -312,7 +313,9 @@ class Demand:
         known.standing.apply(Event.LOADED, 0)
         known.loads += 1
         room, known.room = known.room, None
-        if room is not None and room.release(self._submit):
+        released = 0 if room is None else room.release(self._submit)
+        if released:
+            known.released += released
             self._loop.loop_pass.soon()
         self._tell(known)
 
@@ -406,24 +409,6 @@ class Demand:
             return None
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)
-
-    def families(self) -> list[Family]:
-        """The metrics."""
-        budget = self._catalog.budget
-        memory = (0, 0) if budget is None else (budget.held, budget.limit)
-        rows = (
-            DemandRow(
-                known.name,
-                known.standing.state.value,
-                0 if known.room is None else len(known.room),
-                known.misses,
-                known.loads,
-                known.load_failures,
-                known.put_away,
-            )
-            for _, known in sorted(self.known.items())
-        )
-        return demand_families.families(rows, *memory)
 
 
 def _is_marked(config: Any) -> bool:

@@ -25,6 +25,7 @@ from neptrio.repository import override
 from neptrio.repository.budget import Budget
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.demand import Demand
+from neptrio.repository.demand_view import DemandView
 from neptrio.repository.loads import EXITING, Loads
 from neptrio.repository.model_builder import ModelBuilder
 from neptrio.repository.names import Change
@@ -60,8 +61,10 @@ class RepositoryManager(Catalog):
             self.withdrawal,
             ModelBuilder(settings, self.repositories, loop, completions, self.host),
         )
+        self.demand_view: DemandView | None = None
         if settings.loads_by_request:
             self.demand = Demand(settings, self, loop, self.loads.begin)
+            self.demand_view = DemandView(self, self.demand)
             self.budget = Budget(settings, self, self.demand, self.withdrawal)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -158,6 +158,19 @@ class Record:
             past = [self.past[version]] if version in self.past else []
             self.past[version] = total([*past, counters.snapshot()])
 
+    def answered(self) -> int:
+        """Requests that ended, of all versions over all their loads."""
+        counters = [model.counters for row in self.rows.values() if (model := row.model) is not None]
+        counters += [one.model.counters for one in self.retiring] + list(self.kept.values())
+        count = 0
+        for one in {id(each): each for each in counters}.values():
+            accounts = one.accounts()
+            count += accounts["answered"] + accounts["failed"] + accounts["cancelled"]
+        for past in self.past.values():
+            count += past["inference_stats"].get("success", {}).get("count", 0)
+            count += past["inference_stats"].get("fail", {}).get("count", 0)
+        return count
+
     def since_start(self, version: int) -> dict[str, Any]:
         """The statistics of a version over all its loads."""
         past = [self.past[version]] if version in self.past else []

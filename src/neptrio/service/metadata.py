@@ -71,7 +71,7 @@ class MetadataService:
         """What to call and await before what follows is asked of a model that is loaded on demand and does not serve; it
         raises Unavailable where it cannot be loaded. None: nothing."""
         demand = self._repository.demand
-        return None if demand is None else demand.present(name, version)
+        return None if demand is None else demand.present(name, version, infers=False)
 
     async def present(self, name: str, version: str) -> None:
         """Awaits that."""

@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
 from neptrio.loop.loop_lag import BOUNDS_NS, LoopLag
-from neptrio.observe import front_ends
+from neptrio.observe import demand_families, front_ends
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.live import Live, live
@@ -117,7 +117,9 @@ class StatisticsService:
 
         A malformed version is refused before the model is looked up, also when no model is named.
         """
-        return {"model_stats": list(self.rows(name, version, detail)), **self.others(detail)}
+        stats = {"model_stats": list(self.rows(name, version, detail)), **self.others(detail)}
+        totals, rows = self.demand(name, detail)
+        return {**stats, "on_demand": {**totals, "models": list(rows)}} if totals else stats
 
     def rows(self, name: str, version: str, detail: Detail = NOTHING) -> Iterator[dict[str, Any]]:
         """The "model_stats" of model_statistics(), each made when it is asked for: there may be thousands. Raises what
@@ -199,6 +201,16 @@ class StatisticsService:
                 "cumulative": [list(pair) for pair in zip(BOUNDS_NS, lag.cumulative, strict=True)],
             },
         }
+
+    def demand(self, name: str, detail: Detail) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+        """What the member "on_demand" of model_statistics() has, of models that are loaded on demand, and its "models", each
+        made when it is asked for; ({}, nothing) where there is none. Of one model, the totals are those of all: they
+        name none."""
+        view = self._repository.demand_view
+        if not detail.live or view is None or not view.any:
+            return {}, iter(())
+        own = self._repository.own_name(name) if name else ""
+        return view.totals(), map(demand_families.document, view.rows(own))
 
     def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
         stat = {"name": model.name, "version": model.version, **model.counters.snapshot()}

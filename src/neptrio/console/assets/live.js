@@ -17,6 +17,7 @@ export class Live extends EventTarget {
     this.index = null; // rows of the repository index; null where the caller may not read it
     this.errors = []; // of /v2/errors: what requests met last, of each version
     this.noErrors = ""; // why the caller may not read them
+    this.onDemand = null; // of models that are loaded on demand; null where there are none
     this.frontEnds = []; // rows of figures.frontEnds()
     this.models = []; // one object per model version that is ready
     this.history = []; // {time, requests, failures, inferences, p50, p99, queued, executing, lag50, lag99, connections, cpu}
@@ -72,6 +73,7 @@ export class Live extends EventTarget {
       this.error = null;
       if (!stats.refused) this.#take(stats, performance.now() / 1000);
       else this.models = this.frontEnds = [];
+      this.onDemand = stats.on_demand || null;
       this.#configs();
     } catch (error) {
       this.error = error;

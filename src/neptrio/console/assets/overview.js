@@ -1,6 +1,7 @@
 // The first panel: the server as a whole, and a table of its models.
 
 import { Lines, Spark } from "./chart.js";
+import { Demand, resting } from "./demand.js";
 import { badge, card, choice, facts, make } from "./dom.js";
 import { Errors } from "./errors.js";
 import { bytes, count, duration, failing, percentile, place, plural } from "./figures.js";
@@ -9,7 +10,7 @@ import { Table } from "./table.js";
 export const STATES = { READY: "ok", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
 
 // what needs somebody's attention first: models that do not serve, then those that fail, then the others
-const URGENCY = (row) => (row.state !== "READY" ? 2 : row.failing ? 1 : 0);
+const URGENCY = (row) => (row.resting ? 0 : row.state !== "READY" ? 2 : row.failing ? 1 : 0);
 
 /** The badge of a model's state: one that fails most of its requests is not plainly ready. */
 export const stateBadge = (row) => (row.failing ? badge(`${row.state.toLowerCase()}, most requests fail`, "bad") : badge(row.state.toLowerCase(), STATES[row.state]));
@@ -65,11 +66,12 @@ export class Overview {
     ]);
     this.fronts = card("Front ends", this.frontEnds.element);
     this.errors = new Errors(app);
+    this.demand = new Demand(app);
     this.server = make("div");
     this.element = make("div", { class: "panel" },
       make("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
       make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), make("div", { class: "filters" }, this.filter, this.order)), this.table.element),
-      this.errors.element, this.fronts, card("Server", this.server));
+      this.demand.element, this.errors.element, this.fronts, card("Server", this.server));
   }
 
   #spark(row) {
@@ -95,13 +97,15 @@ export class Overview {
       charts.cpu.update([column("cpu")], times, now.cpu === null ? "–" : `${Math.round(now.cpu * 100)} %`, now.memory === null ? "" : bytes(now.memory));
     }
     const wanted = this.filter.value.trim().toLowerCase();
-    const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted));
+    // thousands may wait to be asked for: they are found by their names
+    const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted) && (wanted || !row.resting));
     const measure = ORDERS[this.order.value];
     if (this.order.value === "failed first") rows.sort((a, b) => URGENCY(b) - URGENCY(a)); // by name otherwise: the sort is stable
     if (measure) rows.sort((a, b) => (b.model ? measure(b.model) : -1) - (a.model ? measure(a.model) : -1));
     this.table.update(rows, (row) => row.id);
     for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
     this.errors.update();
+    this.demand.update();
     this.fronts.hidden = !live.frontEnds.length;
     this.frontEnds.update(live.frontEnds, (row) => row.number);
     this.#server(live.server);
@@ -137,6 +141,8 @@ export function modelRows(live) {
   const rows = (live.index || []).map((row) => ({ name: row.name, version: row.version || "", state: row.state || "not loaded", reason: row.reason || "", id: `${row.name}/${row.version || ""}` }));
   if (!live.index) for (const model of live.models) rows.push({ name: model.name, version: model.version, state: "READY", reason: "", id: model.id });
   for (const row of rows) {
+    row.resting = resting(row);
+    if (row.resting) [row.state, row.reason] = [row.resting, ""];
     row.model = row.state === "READY" ? models.get(row.id) : undefined;
     row.failing = Boolean(row.model) && failing(row.model.stat, row.model.seen);
     const config = row.model && live.config(row.model);

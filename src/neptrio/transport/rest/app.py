@@ -403,7 +403,12 @@ class RestApp:
         else:
             rows = await in_slices(statistics.rows(route.model, route.version, detail), dump_json, b",")
         others = dump_json(statistics.others(detail))[1:]
-        return 200, JSON, [b'{"model_stats":[', rows, b"]," if len(others) > 1 else b"]", others]
+        made = [b'{"model_stats":[', rows, b"]"]
+        totals, models = statistics.demand(route.model, detail)
+        if totals:
+            texts = await in_slices(models, dump_json, b",")
+            made += [b',"on_demand":', dump_json(totals)[:-1], b',"models":[', texts, b"]}"]
+        return 200, JSON, [*made, b"," if len(others) > 1 else b"", others]
 
     async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         found = await self._verbs.sequences.list(route.model, route.version, scope.get(CLIENT))

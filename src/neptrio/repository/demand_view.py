@@ -1,0 +1,73 @@
+"""What is seen of models that are loaded on demand: by metrics, `neptrio top` and the console.
+
+There may be thousands, of which few were ever asked for; only those have rows, the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from neptrio.observe import demand_families
+from neptrio.observe.demand_families import DemandRow
+from neptrio.observe.exposition import Family
+
+if TYPE_CHECKING:
+    from neptrio.repository.catalog import Catalog
+    from neptrio.repository.demand import Demand, Known
+
+
+class DemandView:
+    """Reads what repository.demand knows. Trio thread only."""
+
+    def __init__(self, catalog: Catalog, demand: Demand) -> None:
+        self._catalog = catalog
+        self._demand = demand
+
+    @property
+    def any(self) -> bool:
+        """Whether there are models that are loaded on demand."""
+        return bool(self._demand.known)
+
+    def rows(self, name: str = "") -> Iterator[DemandRow]:
+        """The models that were asked for, by name, or the one of that name; each is looked for when it is asked for."""
+        known = self._demand.known
+        for one in [name] if name else sorted(known):
+            model = known.get(one)
+            if model is not None and (model.misses or model.loads or model.load_failures):
+                yield self._row(model)
+
+    def _row(self, known: Known) -> DemandRow:
+        record = self._catalog.records.get(known.name)
+        answered = 0 if record is None else record.answered()
+        # requests are counted when they are answered, those that have waited as soon as they go to the model
+        known.hits = max(known.hits, answered - known.released)
+        return DemandRow(
+            known.name,
+            known.standing.state.value,
+            known.standing.why,
+            0 if known.room is None else len(known.room),
+            known.hits,
+            known.misses,
+            known.loads,
+            known.load_failures,
+            known.put_away,
+        )
+
+    def totals(self) -> dict[str, Any]:
+        """How many models are in each state, and the memory: `held_bytes` and `budget_bytes`, which are 0 without a budget."""
+        budget = self._catalog.budget
+        states = Counter(known.standing.state.value for known in self._demand.known.values())
+        return {
+            "states": dict(sorted(states.items())),
+            "held_bytes": 0 if budget is None or not budget.limit else budget.held,
+            "budget_bytes": 0 if budget is None else budget.limit,
+        }
+
+    def families(self) -> list[Family]:
+        """The metrics."""
+        totals = self.totals()
+        return demand_families.families(
+            self.rows(), totals["states"], totals["held_bytes"], totals["budget_bytes"]
+        )
