@@ -16,13 +16,13 @@ import neptrio
 server = neptrio.Server()
 
 
-@server.model
+@server.function
 def greet(name: str, times: int = 1) -> str:
     """One text in, one text out; `times` may be left out."""
     return "hello " + " and ".join([name] * times)
 
 
-@server.model(
+@server.function(
     max_batch_size=32,
     inputs={"A": ("FP32", [-1]), "B": ("FP32", [-1])},
     outputs={"SUM": ("FP32", [-1])},
@@ -33,13 +33,13 @@ def add(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return A + B
 
 
-@server.model
+@server.function
 def words(text: str) -> Iterator[str]:
     """A response for each word: a decoupled model."""
     yield from text.split()
 
 
-@server.model(instances=2)
+@server.function(instances=2)
 class normalize:
     """A class is made once for each instance, so it is the place to load weights."""
 

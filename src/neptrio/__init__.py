@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neptrio.embedded.blocking import BlockingModel, BlockingSequence, RunningServer
     from neptrio.embedded.model import Model, Sequence
-    from neptrio.embedded.options import InferOptions
+    from neptrio.embedded.options import InferOptions, RequestOptions
     from neptrio.embedded.response import Response
     from neptrio.embedded.server import Server
+    from neptrio.embedded.server_settings import ServerSettings
     from neptrio.embedded.signature import Context, TensorSpec
     from neptrio.errors import Code, InvalidArgument, NotFound, TritonError, Unavailable
 
@@ -26,10 +27,12 @@ _PUBLIC = {
     "InvalidArgument": "errors",
     "Model": "embedded.model",
     "NotFound": "errors",
+    "RequestOptions": "embedded.options",
     "Response": "embedded.response",
     "RunningServer": "embedded.blocking",
     "Sequence": "embedded.model",
     "Server": "embedded.server",
+    "ServerSettings": "embedded.server_settings",
     "TensorSpec": "embedded.signature",
     "TritonError": "errors",
     "Unavailable": "errors",
@@ -43,10 +46,12 @@ __all__ = [
     "InvalidArgument",
     "Model",
     "NotFound",
+    "RequestOptions",
     "Response",
     "RunningServer",
     "Sequence",
     "Server",
+    "ServerSettings",
     "TensorSpec",
     "TritonError",
     "Unavailable",

@@ -29,27 +29,27 @@ import neptrio
 server = neptrio.Server(metrics_port=0, id="mine")
 
 
-@server.model
+@server.function
 def scaled(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return helper.FACTOR * x
 
 
-@server.model
+@server.function
 def process() -> int:
     return os.getpid()
 
 
-@server.model
+@server.function
 def variable(name: str) -> str:
     return os.environ.get(name, "nothing")
 
 
-@server.model
+@server.function
 def count(n: int) -> Iterator[int]:
     yield from range(n)
 
 
-@server.model(
+@server.function(
     max_batch_size=4, inputs={"x": ("BYTES", [-1])}, outputs={"y": ("BYTES", [-1])}, batching={}
 )
 async def upper(x: np.ndarray) -> np.ndarray:

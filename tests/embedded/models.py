@@ -27,11 +27,11 @@ def new_server(**settings: Any) -> neptrio.Server:
     calls.clear()
     gate.clear()
 
-    @server.model
+    @server.function
     def double(x: Floats) -> Floats:
         return 2 * x
 
-    @server.model(
+    @server.function(
         max_batch_size=8,
         inputs={"A": ("FP32", [-1]), "B": ("FP32", [-1])},
         outputs={"SUM": ("FP32", [-1])},
@@ -43,21 +43,21 @@ def new_server(**settings: Any) -> neptrio.Server:
             raise ValueError("no number")
         return A + B
 
-    @server.model
+    @server.function
     def greet(name: str, times: int = 1) -> str:
         if not name:
             raise neptrio.InvalidArgument("nobody to greet")
         return f"hello {name} " * times
 
-    @server.model
+    @server.function
     def maybe(x: float | None, y: Optional[Floats] = None) -> str:  # noqa: UP045  # both are written
         return f"{x} {None if y is None else y.tolist()}"
 
-    @server.model(max_batch_size=4, batching={"max_queue_delay_microseconds": 20_000})
+    @server.function(max_batch_size=4, batching={"max_queue_delay_microseconds": 20_000})
     def rows(x: Matrix, bias: Matrix | None) -> Matrix:
         return x if bias is None else x + bias
 
-    @server.model
+    @server.function
     def count(n: int, context: neptrio.Context) -> Iterator[int]:
         for i in range(n):
             if context.cancelled:
@@ -65,20 +65,20 @@ def new_server(**settings: Any) -> neptrio.Server:
                 return
             yield i
 
-    @server.model
+    @server.function
     async def count_async(n: int) -> AsyncIterator[Annotated[np.ndarray, neptrio.TensorSpec("INT64", [1])]]:
         for i in range(n):
             await asyncio.sleep(0)
             yield np.array([i])
 
-    @server.model
+    @server.function
     def endless(n: int) -> Iterator[int]:
         try:
             yield from itertools.count()
         finally:
             calls.append("endless closed")
 
-    @server.model
+    @server.function
     async def endless_async(n: int) -> AsyncIterator[int]:
         try:
             for i in itertools.count():
@@ -86,7 +86,7 @@ def new_server(**settings: Any) -> neptrio.Server:
         finally:
             calls.append("endless_async closed")
 
-    @server.model
+    @server.function
     async def scoped(n: int) -> AsyncIterator[str]:
         token = place.set("here")
         try:
@@ -99,12 +99,12 @@ def new_server(**settings: Any) -> neptrio.Server:
         finally:
             place.reset(token)
 
-    @server.model(instances=2)
+    @server.function(instances=2)
     def hold(x: Floats) -> Floats:
         gate.wait(60)
         return x
 
-    @server.model(
+    @server.function(
         config={
             "sequence_batching": {
                 "max_sequence_idle_microseconds": 60_000_000,

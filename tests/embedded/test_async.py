@@ -147,7 +147,7 @@ def test_a_slow_reader_makes_a_decoupled_model_wait(run: Run) -> None:
         server = neptrio.Server()
         made = []
 
-        @server.model(inputs={"n": int}, outputs={"block": ("UINT8", [-1])})
+        @server.function(inputs={"n": int}, outputs={"block": ("UINT8", [-1])})
         def blocks(n: int) -> Any:
             for i in range(n):
                 made.append(i)

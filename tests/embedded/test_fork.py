@@ -11,7 +11,7 @@ import neptrio
 
 server = neptrio.Server()
 
-@server.model
+@server.function
 def double(x: float) -> float:
     return 2 * x
 

@@ -17,7 +17,7 @@ import neptrio
 
 server = neptrio.Server(exit_timeout_secs=3600)
 
-@server.model
+@server.function
 async def patient(n: int) -> int:
     print("asked", flush=True)
     await asyncio.Event().wait()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import neptrio
+from neptrio import serving
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.signature import TensorSpec
+from neptrio.settings import Settings
+from neptrio.testing import FakeModel
 
 Matrix = Annotated[np.ndarray, TensorSpec("FP32", [-1, 4])]
 
@@ -148,7 +153,7 @@ def test_what_is_no_model(function: Any, options: dict[str, Any], error: type[Ex
 def test_a_configuration_that_is_none() -> None:
     with pytest.raises(neptrio.InvalidArgument, match=r"config= of model 'scalar'.*nonsense"):
         server = neptrio.Server()
-        server.model(config={"nonsense": 1})(scalar)
+        server.function(config={"nonsense": 1})(scalar)
         with server.running():
             pytest.fail("it started")
 
@@ -163,7 +168,7 @@ def test_a_configuration_that_is_none() -> None:
 )  # fmt: skip
 def test_results_that_do_not_fit(result: Any, text: str) -> None:
     server = neptrio.Server()
-    server.model(name="wrong", inputs={}, outputs={"a": "INT32", "b": "INT32"}, config={})(lambda: result)
+    server.function(name="wrong", inputs={}, outputs={"a": "INT32", "b": "INT32"}, config={})(lambda: result)
     with server.running() as running:
         with pytest.raises(neptrio.TritonError, match=text):
             running.model("wrong").infer({})
@@ -171,7 +176,7 @@ def test_results_that_do_not_fit(result: Any, text: str) -> None:
 
 def test_a_batch_with_too_few_rows() -> None:
     server = neptrio.Server()
-    server.model(name="short", inputs={"a": "INT32"}, outputs={"b": "INT32"}, max_batch_size=4)(
+    server.function(name="short", inputs={"a": "INT32"}, outputs={"b": "INT32"}, max_batch_size=4)(
         lambda a: a[:-1]
     )
     with server.running() as running:
@@ -183,10 +188,71 @@ def test_what_a_function_model_takes_is_in_every_signature() -> None:
     """Names, types and defaults, for help() and editors, wherever a function can be made a model."""
     wanted = [p for p in inspect.signature(FunctionModel).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert len(wanted) == 7
-    for maker in (neptrio.Server.model, neptrio.Server.add, neptrio.RunningServer.add):
+    for maker in (neptrio.Server.function, neptrio.Server.add, neptrio.RunningServer.add):
         given = inspect.signature(maker).parameters.values()
         assert [p for p in given if p.kind is p.KEYWORD_ONLY and p.name != "replace"] == wanted
         assert not any(p.kind is p.VAR_KEYWORD for p in given)
+
+
+def test_a_fake_model_takes_what_a_function_model_takes() -> None:
+    named = {"name", "inputs", "outputs"}  # which a fake model takes by their places
+    wanted = keywords(FunctionModel)
+    assert keywords(FakeModel) == {name: wanted[name] for name in wanted.keys() - named}
+
+
+def keywords(of: Any) -> dict[str, Any]:
+    """Name -> default of the parameters that are given by name."""
+    parameters = inspect.signature(of).parameters.values()
+    assert not any(p.kind is p.VAR_KEYWORD or p.annotation is p.empty for p in parameters if p.name != "self")
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_every_option_of_a_request_is_in_the_signatures_with_its_type_and_default() -> None:
+    request = {"outputs": None, "timeout": None, "queue_timeout_us": 0, "priority": 0, "request_id": ""}
+    request["parameters"] = None
+    sequence = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+    for model in (neptrio.Model, neptrio.BlockingModel):
+        for method in (model.infer, model.stream, model.infer_each):
+            assert keywords(method) == {**request, **sequence}
+    for members in (neptrio.Sequence, neptrio.BlockingSequence):
+        for method in (members.infer, members.stream):
+            assert keywords(method) == request
+    assert inspect.signature(neptrio.Model.infer).parameters["timeout"].annotation == (float | None)
+
+
+def test_every_setting_of_a_server_is_in_its_signature_as_the_flags_have_it() -> None:
+    flags = {action.dest for action in serving.parser()._actions if action.help is not argparse.SUPPRESS}
+    settings = {each.name for each in dataclasses.fields(Settings)} & flags - {"model_repository"}
+    assert set(keywords(neptrio.Server)) == settings
+    assert set(keywords(neptrio.Server.preset)) == settings
+    kinds = get_type_hints(neptrio.ServerSettings)
+    for action in serving.parser()._actions:
+        if action.dest in settings and action.choices:
+            assert get_args(kinds[action.dest]) == tuple(action.choices)
+    given: dict[str, Any] = {"http_port": 0, "allow_metrics": False, "model_control_mode": "explicit"}
+    assert keywords(neptrio.Server)["allow_http"] is False  # what a server in a program does differently
+    assert keywords(neptrio.Server)["http_address"] == "127.0.0.1"
+    with neptrio.Server(**given).running() as server:
+        assert list(server.addresses) == ["http"]
+
+
+def test_none_is_an_option_that_was_not_given() -> None:
+    server = neptrio.Server()
+
+    @server.function
+    def twice(n: int) -> int:
+        return 2 * n
+
+    with server.running() as running:
+        answer = running.model("twice").infer({"n": 4}, outputs=None, timeout=None, parameters=None)
+    assert answer["OUTPUT"].tolist() == [8]
+
+
+def test_finding_a_model_and_making_one_are_two_names() -> None:
+    with pytest.raises(TypeError, match=r"@server\.function makes a function one"):
+        neptrio.Server().model(scalar)  # type: ignore[arg-type]
+    with pytest.raises(neptrio.Unavailable, match="not running"):
+        neptrio.Server().model("simple")
 
 
 def test_what_is_public_is_what_dir_shows() -> None:

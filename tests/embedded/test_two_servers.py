@@ -33,7 +33,7 @@ def servers() -> Iterator[list[neptrio.RunningServer]]:
         for _ in range(2):
             server = neptrio.Server(http_port=0, grpc_port=0)
 
-            @server.model
+            @server.function
             def same(x: Whole) -> Whole:
                 return x
 
@@ -138,7 +138,7 @@ def test_a_models_thread_reaches_its_own_server_or_none(tmp_path: Path) -> None:
         made = []
         for number in range(2):
             server = neptrio.Server(tmp_path)
-            server.model(numbered(number))
+            server.function(numbered(number))
             made.append(stack.enter_context(server.running()))
         for number, running in enumerate(made):
             assert running.model("asking").infer({"TOLD": [True]})["ANSWER"][0] == str(number).encode()

@@ -20,21 +20,21 @@ def make() -> neptrio.Server:
     """A server with a model of each kind."""
     server = neptrio.Server()
 
-    @server.model
+    @server.function
     def double(x: Floats) -> Floats:
         return 2 * x
 
-    @server.model
+    @server.function
     def process() -> int:
         """The process that it runs in."""
         return os.getpid()
 
-    @server.model(instances=4)
+    @server.function(instances=4)
     def slow(seconds: Floats) -> int:
         threading.Event().wait(float(seconds[0]))
         return os.getpid()
 
-    @server.model(instances=2)
+    @server.function(instances=2)
     def wait(path: str, context: neptrio.Context) -> bool:
         """Makes the file, and returns whether it was cancelled before the file was gone."""
         Path(path).touch()
@@ -43,11 +43,11 @@ def make() -> neptrio.Server:
         Path(path).unlink(missing_ok=True)
         return context.cancelled
 
-    @server.model
+    @server.function
     def count(n: int) -> Iterator[int]:
         yield from range(n)
 
-    @server.model(
+    @server.function(
         name="total",
         instances=16,
         config={

@@ -130,7 +130,7 @@ def test_a_load_that_takes_long_says_what_it_does(
     phases: list[str] = []
     server = neptrio.Server()
 
-    @server.model
+    @server.function
     class waits:
         def __init__(self) -> None:
             assert said.wait(60)

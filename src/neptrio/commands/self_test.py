@@ -104,8 +104,12 @@ def run(options: argparse.Namespace) -> int:
                 (version / file).write_bytes(content)
         server = neptrio.Server(
             folder / "models",
-            **{"http_port": 0, "grpc_port": 0, "metrics_port": 0},
-            **{"allow_console": True, "allow_forced_trace": True, "trace_dir": folder / "traces"},
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            allow_console=True,
+            allow_forced_trace=True,
+            trace_dir=folder / "traces",
         )
         context = server.running()
         with report.line("the server starts and loads its models"):

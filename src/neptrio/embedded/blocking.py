@@ -16,7 +16,7 @@ from neptrio.embedded.engine import Engine
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.mail import ThreadMail
 from neptrio.embedded.model import AHEAD, ModelHandle, SequenceState, opened
-from neptrio.embedded.options import InferOptions
+from neptrio.embedded.options import InferOptions, RequestOptions, takes_infer_options, takes_request_options
 from neptrio.embedded.response import Response
 from neptrio.embedded.signature import Tensors
 from neptrio.errors import TritonError
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 class BlockingModel(ModelHandle):
     """A model of a server that runs in this process. From RunningServer.model()."""
 
+    @takes_infer_options
     def infer(self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]) -> Response:
         """The model's response to one request: see Model.infer(). Raises TritonError."""
         mail = ThreadMail()
         return _only(self._begin(inputs, options, mail, one_response=True), mail)
 
+    @takes_infer_options
     def stream(self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]) -> Iterator[Response]:
         """The responses of a decoupled model as they come: see Model.stream(). Raises TritonError."""
         mail = ThreadMail()
@@ -50,6 +52,7 @@ class BlockingModel(ModelHandle):
         finally:
             call.cancel()
 
+    @takes_infer_options
     def infer_each(
         self, requests: Iterable[Mapping[str, Any]], ahead: int = AHEAD, **options: Unpack[InferOptions]
     ) -> Iterator[Response]:
@@ -103,8 +106,9 @@ class BlockingSequence(SequenceState):
     def __enter__(self) -> BlockingSequence:
         return self
 
+    @takes_request_options
     def infer(
-        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
+        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[RequestOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As BlockingModel.infer()."""
         said = self._next(options, end)
@@ -114,8 +118,9 @@ class BlockingSequence(SequenceState):
             self._failed(said, self._handle._engine.ask(*self._where))
             raise
 
+    @takes_request_options
     def stream(
-        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
+        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[RequestOptions]
     ) -> Iterator[Response]:
         """The next request, to a decoupled model. As BlockingModel.stream()."""
         said = self._next(options, end)

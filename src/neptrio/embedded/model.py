@@ -13,7 +13,14 @@ from neptrio.embedded import control
 from neptrio.embedded.call import Call
 from neptrio.embedded.engine import Engine
 from neptrio.embedded.mail import AsyncMail, Item, Mail, mail_here
-from neptrio.embedded.options import InferOptions, checked_timeout, new_request
+from neptrio.embedded.options import (
+    InferOptions,
+    RequestOptions,
+    checked_timeout,
+    new_request,
+    takes_infer_options,
+    takes_request_options,
+)
 from neptrio.embedded.response import Response, Wanted
 from neptrio.errors import CLASSES, TritonError
 from neptrio.request.infer_request import InferResponse
@@ -87,6 +94,7 @@ class Model(ModelHandle):
     def _mail(self) -> AsyncMail:
         return mail_here(self._engine.token)
 
+    @takes_infer_options
     async def infer(self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]) -> Response:
         """The model's response to one request.
 
@@ -99,6 +107,7 @@ class Model(ModelHandle):
         call = self._begin(inputs, options, mail, one_response=True)
         return await _only(call, mail)
 
+    @takes_infer_options
     async def stream(
         self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]
     ) -> AsyncIterator[Response]:
@@ -121,6 +130,7 @@ class Model(ModelHandle):
         finally:
             call.cancel()
 
+    @takes_infer_options
     async def infer_each(
         self,
         requests: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
@@ -193,7 +203,7 @@ class SequenceState:
         self._sent = False  # the server may have it
         self._ended = False
 
-    def _next(self, options: InferOptions, end: bool) -> InferOptions:
+    def _next(self, options: RequestOptions, end: bool) -> InferOptions:
         """The options of the next request."""
         if self._ended:
             raise RuntimeError(f"sequence {self.id} has ended")
@@ -235,8 +245,9 @@ class Sequence(SequenceState):
     async def __aenter__(self) -> Sequence:
         return self
 
+    @takes_request_options
     async def infer(
-        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
+        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[RequestOptions]
     ) -> Response:
         """The next request of the sequence; `end` marks the last one. As Model.infer()."""
         said = self._next(options, end)
@@ -246,8 +257,9 @@ class Sequence(SequenceState):
             self._failed(said, await self._handle._engine.reach(*self._where))
             raise
 
+    @takes_request_options
     async def stream(
-        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[InferOptions]
+        self, inputs: Mapping[str, Any], end: bool = False, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Response]:
         """The next request, to a decoupled model. As Model.stream()."""
         said = self._next(options, end)

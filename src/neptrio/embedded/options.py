@@ -8,32 +8,55 @@ from numbers import Integral
 from typing import Any, TypedDict
 
 from neptrio.embedded.response import Wanted, tensors
+from neptrio.embedded.spelled_out import spelled_out
 from neptrio.errors import InvalidArgument
 from neptrio.foreign import type_name
 from neptrio.request.infer_request import InferRequest, RequestedOutput
 
 
-class InferOptions(TypedDict, total=False):
-    """Keyword arguments of infer(), stream() and infer_each(), all of them optional.
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of the requests of a sequence, all of them optional.
 
-    outputs: names of the outputs wanted (default: all)
-    timeout: seconds until the call fails with Code.DEADLINE and the request is cancelled (default: none)
+    outputs: names of the outputs wanted (None: all)
+    timeout: seconds until the call fails with Code.DEADLINE and the request is cancelled (None: any number)
     queue_timeout_us: microseconds that the request may wait in the queue, where the model's queue policy allows
     priority: 1 is the highest, 0 the model's default
     request_id: shown in traces and logs, and returned
     parameters: custom parameters for the model: bool, int, float or str
-    sequence_id, sequence_start, sequence_end: for stateful models; model.sequence() does this for you
     """
 
-    outputs: Sequence[str]
-    timeout: float
+    outputs: Sequence[str] | None
+    timeout: float | None
     queue_timeout_us: int
     priority: int
     request_id: str
-    parameters: Mapping[str, bool | int | float | str]
+    parameters: Mapping[str, bool | int | float | str] | None
+
+
+class InferOptions(RequestOptions, total=False):
+    """Keyword arguments of infer(), stream() and infer_each(), all of them optional: those of RequestOptions, and
+
+    sequence_id, sequence_start, sequence_end: for stateful models; model.sequence() does this for you
+    """
+
     sequence_id: int | str
     sequence_start: bool
     sequence_end: bool
+
+
+NOTHING: dict[str, Any] = {
+    "outputs": None,
+    "timeout": None,
+    "queue_timeout_us": 0,
+    "priority": 0,
+    "request_id": "",
+    "parameters": None,
+    "sequence_id": 0,
+    "sequence_start": False,
+    "sequence_end": False,
+}
+takes_infer_options = spelled_out(InferOptions, NOTHING)
+takes_request_options = spelled_out(RequestOptions, NOTHING)
 
 
 # option -> the types that it may have
@@ -69,15 +92,13 @@ def new_request(
     name: str, version: str, inputs: Mapping[str, Any], wanted: Mapping[str, Wanted], options: InferOptions
 ) -> InferRequest:
     """A request for that model; `wanted` says what its inputs are. Raises InvalidArgument, TypeError."""
-    unknown = set(options) - set(InferOptions.__annotations__)
+    unknown = set(options) - set(NOTHING)
     if unknown:
-        raise TypeError(
-            f"unexpected argument '{min(unknown)}', expected one of {', '.join(InferOptions.__annotations__)}"
-        )
+        raise TypeError(f"unexpected argument '{min(unknown)}', expected one of {', '.join(NOTHING)}")
     if not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be a mapping of input names to arrays, got {type(inputs).__name__}")
     for option, kinds in KINDS.items():
-        if option in options:
+        if options.get(option, NOTHING[option]) is not NOTHING[option]:
             _check(option, options[option], kinds)  # type: ignore[literal-required]
     request = InferRequest()
     request.model_name = name
@@ -88,13 +109,15 @@ def new_request(
     request.sequence_id = options.get("sequence_id", 0)
     request.sequence_start = options.get("sequence_start", False)
     request.sequence_end = options.get("sequence_end", False)
-    if "parameters" in options:
-        for key, value in options["parameters"].items():
+    parameters = options.get("parameters")
+    if parameters is not None:
+        for key, value in parameters.items():
             if not isinstance(key, str):
                 raise InvalidArgument(f"expected a string as the name of a parameter, got {key!r}")
             _check(f"parameter '{key}'", value, (bool, int, float, str))
-        request.parameters = dict(options["parameters"])
-    if "outputs" in options:
-        request.outputs = [RequestedOutput(output) for output in dict.fromkeys(options["outputs"])]
+        request.parameters = dict(parameters)
+    outputs = options.get("outputs")
+    if outputs is not None:
+        request.outputs = [RequestedOutput(output) for output in dict.fromkeys(outputs)]
     request.inputs = tensors(inputs, wanted)
     return request

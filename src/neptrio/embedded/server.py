@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import sniffio
 import trio
@@ -31,16 +31,17 @@ from neptrio.embedded.engine import Engine, OwnThread, first_error
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.functions_folder import FunctionsFolder
 from neptrio.embedded.model import Model
+from neptrio.embedded.server_settings import LOCAL, QUIET, ServerSettings, defaults
 from neptrio.embedded.setting_values import checked
 from neptrio.embedded.signature import Tensors
+from neptrio.embedded.spelled_out import spelled_out
 from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
 
-# what a server inside a program does unless it is told: nothing that other processes can notice
-QUIET = {"allow_http": False, "allow_grpc": False, "allow_metrics": False, "exit_grace_secs": 0.0}
-LOCAL = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
 PORTS = {"http_port": "allow_http", "grpc_port": "allow_grpc", "metrics_port": "allow_metrics"}
 Repository = str | Path
+Made = TypeVar("Made", bound=Callable[..., Any])
+takes_settings = spelled_out(ServerSettings, defaults())
 
 
 class Server:
@@ -53,13 +54,16 @@ class Server:
     TypeError for an unknown setting or a wrong kind of value, ValueError for a wrong value.
     """
 
-    def __init__(self, model_repository: Repository | Sequence[Repository] = (), **settings: Any) -> None:
-        settings = checked(settings)
+    @takes_settings
+    def __init__(
+        self, model_repository: Repository | Sequence[Repository] = (), **settings: Unpack[ServerSettings]
+    ) -> None:
+        given = checked(settings)
         one = isinstance(model_repository, (str, Path))
         repositories: Sequence[Repository] = [model_repository] if one else model_repository  # type: ignore[list-item, assignment]
-        asked = {switch: True for port, switch in PORTS.items() if port in settings}
-        self._given = settings
-        self._settings = {**QUIET, **LOCAL, **asked, **settings}
+        asked = {switch: True for port, switch in PORTS.items() if port in given}
+        self._given = given
+        self._settings = {**QUIET, **LOCAL, **asked, **given}
         self._repositories = [_repository(where) for where in repositories]
         self._functions: dict[str, FunctionModel] = {}
         self._folder: FunctionsFolder | None = None
@@ -73,11 +77,9 @@ class Server:
     # ---------------------------------------------------------------- functions as models
 
     @overload
-    def model(self, name: str, version: str = "", /) -> Model: ...
+    def function(self, function: Made, /) -> Made: ...
     @overload
-    def model(self, function: Callable[..., Any], /) -> Callable[..., Any]: ...
-    @overload
-    def model(
+    def function(
         self,
         /,
         *,
@@ -88,12 +90,11 @@ class Server:
         batching: bool | Mapping[str, Any] = True,
         instances: int = 1,
         config: Mapping[str, Any] | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    ) -> Callable[[Made], Made]: ...
 
-    def model(
+    def function(
         self,
-        first: Any = None,
-        version: str = "",
+        function: Callable[..., Any] | None = None,
         /,
         *,
         name: str = "",
@@ -104,18 +105,17 @@ class Server:
         instances: int = 1,
         config: Mapping[str, Any] | None = None,
     ) -> Any:
-        """A model of this server by its name; or, as a decorator, makes a function or class a model.
+        """Makes a function or class a model of this server: the decorator `@server.function`, alone or with options, which
+        embedded.functions.FunctionModel explains.
 
-        As a decorator it takes what embedded.functions.FunctionModel explains. It must be applied before the server starts;
-        add() works later too.
+        It must be applied before the server starts; add() works later too. Raises TypeError for a function that cannot be
+        a model.
         """
-        if isinstance(first, str):
-            return Model(self._running(), first, version)
         if self._used:
             raise RuntimeError("the server has started: use add() for one more function")
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._new(
+        def decorate(function: Made) -> Made:
+            made = FunctionModel(
                 function,
                 name=name,
                 inputs=inputs,
@@ -125,9 +125,18 @@ class Server:
                 instances=instances,
                 config=config,
             )
+            if made.name in self._functions:
+                raise ValueError(f"this server has a function model '{made.name}' already")
+            self._functions[made.name] = made
             return function
 
-        return decorate if first is None else decorate(first)
+        return decorate if function is None else decorate(function)
+
+    def model(self, name: str, version: str = "") -> Model:
+        """A model of this server by its name; it need not be loaded yet. Raises Unavailable before the server runs."""
+        if not isinstance(name, str):
+            raise TypeError("model() finds a model by its name; @server.function makes a function one")
+        return Model(self._running(), name, version)
 
     async def add(
         self,
@@ -142,7 +151,7 @@ class Server:
         instances: int = 1,
         config: Mapping[str, Any] | None = None,
     ) -> Model:
-        """Makes a function a model of the running server, and loads it. Options as for model().
+        """Makes a function a model of the running server, and loads it. Options as for function().
 
         `replace`: instead of the function model of that name, if there is one; without it, one that is loaded stays, and
         ValueError is raised. Raises TritonError, or TypeError for a function that cannot be a model; the server's functions
@@ -169,12 +178,6 @@ class Server:
         self._removable(name)
         await self._running().reach(control.unload, name, False)
         self._forget(name)
-
-    def _new(self, function: Callable[..., Any], **options: Any) -> None:
-        made = FunctionModel(function, **options)
-        if made.name in self._functions:
-            raise ValueError(f"this server has a function model '{made.name}' already")
-        self._functions[made.name] = made
 
     @contextmanager
     def _added(self, made: FunctionModel, replaces: bool) -> Iterator[None]:
@@ -226,19 +229,22 @@ class Server:
 
     # ---------------------------------------------------------------- running
 
-    def preset(self, **settings: Any) -> None:
+    @takes_settings
+    def preset(self, **settings: Unpack[ServerSettings]) -> None:
         """Settings that hold whatever the server was made with: for programs that host the servers of others.
 
         Raises TypeError for an unknown one or a wrong kind, ValueError for a wrong value, RuntimeError when the server has started.
         """
-        settings = checked(settings)
+        given = checked(settings)
         if self._used:
             raise RuntimeError("the server has started: its settings stay as they are")
-        self._settings.update(settings)
+        self._settings.update(given)
 
-    def suggest(self, **settings: Any) -> None:
+    @takes_settings
+    def suggest(self, **settings: Unpack[ServerSettings]) -> None:
         """preset() for settings that hold only where the server was made without them."""
-        self.preset(**{name: value for name, value in settings.items() if name not in self._settings})
+        new: dict[str, Any] = {name: value for name, value in settings.items() if name not in self._settings}
+        self.preset(**new)
 
     def _once(self) -> Settings:
         """The settings of the one run. Raises RuntimeError at the second, ValueError for what does not fit together."""

@@ -53,13 +53,22 @@ class _Step:
 class FakeModel:
     """A scripted model. For `TestServer` and the fixture `neptrio_serve`.
 
-    `inputs`, `outputs`: name -> (datatype, shape), as for Server.model(); `decoupled`: answers() may give any number of
-    responses; `options`: max_batch_size, batching, instances, config, as for Server.model(). With max_batch_size the
+    `inputs`, `outputs`: name -> (datatype, shape), as for Server.function(); `decoupled`: answers() may give any number of
+    responses; max_batch_size, batching, instances and config as for Server.function(). With max_batch_size the
     model is asked for whole batches, and records have no ids.
     """
 
     def __init__(
-        self, inputs: Tensors, outputs: Tensors, name: str = "fake", decoupled: bool = False, **options: Any
+        self,
+        inputs: Tensors,
+        outputs: Tensors,
+        name: str = "fake",
+        decoupled: bool = False,
+        *,
+        max_batch_size: int = 0,
+        batching: bool | Mapping[str, Any] = True,
+        instances: int = 1,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.records: list[Record] = []
@@ -72,9 +81,18 @@ class FakeModel:
         self._allowed = 0  # held executions that may go on
         self._over = False
         function: Callable[..., Any] = self._stream if decoupled else self._one
-        if options.get("max_batch_size") and not decoupled and options.get("batching") is not False:
+        if max_batch_size and not decoupled and batching is not False:
             function = self._batch
-        self.model = FunctionModel(function, name=name, inputs=inputs, outputs=outputs, **options)
+        self.model = FunctionModel(
+            function,
+            name=name,
+            inputs=inputs,
+            outputs=outputs,
+            max_batch_size=max_batch_size,
+            batching=batching,
+            instances=instances,
+            config=config,
+        )
 
     # ---------------------------------------------------------------- the script
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
+from neptrio.embedded.server_settings import ServerSettings
 from neptrio.testing.clock import Clock
 from neptrio.testing.server import TestServer
 
@@ -23,7 +24,7 @@ def neptrio_serve(neptrio_clock: Clock) -> Iterator[Callable[..., TestServer]]:
     """Starts servers of fake models, functions and folders, which end with the test: see TestServer."""
     with ExitStack() as stack:
 
-        def serve(*what: Any, **settings: Any) -> TestServer:
+        def serve(*what: Any, **settings: Unpack[ServerSettings]) -> TestServer:
             return stack.enter_context(TestServer(*what, clock=neptrio_clock, **settings))
 
         yield serve

@@ -7,11 +7,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from neptrio.embedded.blocking import BlockingModel, RunningServer
 from neptrio.embedded.response import Response
-from neptrio.embedded.server import Server
+from neptrio.embedded.server import Server, takes_settings
+from neptrio.embedded.server_settings import ServerSettings
 from neptrio.testing.clock import Clock
 from neptrio.testing.fake_model import PATIENCE, FakeModel
 
@@ -19,13 +20,14 @@ from neptrio.testing.fake_model import PATIENCE, FakeModel
 class TestServer:
     """A running server, to be used with `with`. `server` is its RunningServer, whose methods it has too.
 
-    `what`: fake models, functions or classes (as for Server.model()), and folders of models; `clock`: the test's, by
+    `what`: fake models, functions or classes (as for Server.function()), and folders of models; `clock`: the test's, by
     default one of its own; `settings`: as for neptrio.Server.
     """
 
     __test__ = False  # no class of tests, whatever its name says
 
-    def __init__(self, *what: Any, clock: Clock | None = None, **settings: Any) -> None:
+    @takes_settings
+    def __init__(self, *what: Any, clock: Clock | None = None, **settings: Unpack[ServerSettings]) -> None:
         self.clock = clock or Clock()
         self._stack = ExitStack()
         self._made = Server([each for each in what if isinstance(each, (str, Path))], **settings)
@@ -36,7 +38,7 @@ class TestServer:
                 each.tester = threading.get_ident()
                 self._made._functions[each.name] = each.model
             elif not isinstance(each, (str, Path)):
-                self._made.model(each)
+                self._made.function(each)
         self.server: RunningServer
 
     def __enter__(self) -> TestServer:

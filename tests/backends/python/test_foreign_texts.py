@@ -231,11 +231,11 @@ def test_functions_that_fail_without_a_text(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     app = neptrio.Server()
 
-    @app.model
+    @app.function
     def plain(how: str) -> str:
         raise RAISED[how]()
 
-    @app.model
+    @app.function
     async def waits(how: str) -> str:
         raise RAISED[how]()
 
