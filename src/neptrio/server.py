@@ -68,6 +68,7 @@ from neptrio.service.tokens import LOOK_SECONDS, Tokens
 from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
 from neptrio.transport.admin_server import AdminServer
+from neptrio.transport.console import Ports
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.http2.session import implementation
 from neptrio.transport.metrics_server import MetricsServer
@@ -315,12 +316,10 @@ class Server:
     def _listen(self) -> None:
         settings = self.settings
         metrics_server: MetricsServer | None = None
-        rest_port: int | None = None
         if settings.allow_http:
             self.http_listener = _listen_for(
                 "http", settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
-            rest_port = self.http_listener.getsockname()[1]
             if not settings.frontends:
                 self.fronts.append(RestServer(self.services, self.verbs, self.http_listener))
         if settings.allow_grpc:
@@ -337,18 +336,22 @@ class Server:
             )
             self.fronts.append(self.front_ends)
             self.metrics.front_ends = self.verbs.statistics.front_ends = self.front_ends.rows
+        ports = Ports(
+            None if self.http_listener is None else self.http_listener.getsockname()[1],
+            None if self.grpc_listener is None else self.grpc_listener.getsockname()[1],
+        )
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = _listen_for("metrics", address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
             metrics_server = MetricsServer(
-                self.services, self.verbs, self.metrics, self.metrics_listener, sampler, interval, rest_port
+                self.services, self.verbs, self.metrics, self.metrics_listener, sampler, interval, ports
             )
             self.console = metrics_server.console is not None
             self.fronts.append(metrics_server)
         if settings.admin_address is not None:
-            self.admin = AdminServer(self.services, self.verbs, metrics_server, rest_port)
+            self.admin = AdminServer(self.services, self.verbs, metrics_server, ports)
             self.fronts.append(self.admin)
 
     def stop(self) -> None:

@@ -36,6 +36,16 @@ class TritonPythonModel:
     def execute(self, requests):
         pass
 """
+COUNTS = """
+import numpy as np, triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for i in range(2):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(4, i, np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 FAILS = f"""
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
@@ -58,6 +68,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "words", BYTES)
     write_model(folder, "sums", sequence_config("direct { }", 4))
     write_model(folder, "broken", CONFIG, {"1/model.py": RAISES})
+    write_model(
+        folder, "counts", CONFIG + "model_transaction_policy { decoupled: true }", {"1/model.py": COUNTS}
+    )
     write_model(folder, "fails", CONFIG, {"1/model.py": FAILS})
     write_model(folder, "apart", CONFIG, {"1/model.py": PASS})
     return folder

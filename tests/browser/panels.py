@@ -58,7 +58,7 @@ def click(tab: Chromium, text: str, within: str = "document") -> None:
 
 def send(tab: Chromium) -> list[str]:
     """Sends the form; the texts of the answer's values."""
-    tab.evaluate("document.querySelector('.tensor')?.remove()")
+    tab.evaluate("document.querySelectorAll('.tensor').forEach(e => e.remove())")
     tab.wait("!document.querySelector('form.request [type=submit]').disabled")
     tab.evaluate("document.querySelector('form.request').requestSubmit()")
     tab.wait("!!document.querySelector('.tensor')")

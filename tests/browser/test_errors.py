@@ -94,7 +94,7 @@ def test_a_chart_has_times_and_shows_values_under_the_pointer(tab: Chromium, ser
 
 
 @pytest.mark.slow
-def test_who_may_not_read_errors_is_told_so(started: Chromium, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_not_offered(started: Chromium, tmp_path: Path) -> None:
     write_model(tmp_path / "models", "simple", identity_config())
     flags = ("--admin-address=127.0.0.1:0",)
     with ServerProcess(tmp_path / "models", *flags) as server:
@@ -102,5 +102,16 @@ def test_who_may_not_read_errors_is_told_so(started: Chromium, tmp_path: Path) -
         only_there = "is served at the admin address only"
         started.wait(f"{TEXT}.includes({json.dumps(only_there)})")
         started.wait(f"{cell('simple', 'State')} === 'ready'")
+        # mode none: there is nothing to load or to unload
+        started.wait("!document.querySelector('.models button')")
+        show(started, server, "models/simple/1")
+        started.wait(f"{TEXT}.includes('Configuration')")
+        assert started.evaluate("[...document.querySelectorAll('.heading button')].length") == 0
+        show(started, server, "settings")
+        started.wait(f"{TEXT}.includes('this server has none')")
+        assert (
+            started.evaluate("[...document.querySelectorAll('[aria-label=Repository] button')].length") == 0
+        )
+        assert started.evaluate("document.querySelector('form.inline').checkVisibility()") is False
         show(started, server, "log")
         started.wait(f"{TEXT}.includes({json.dumps(only_there)})")

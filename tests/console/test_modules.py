@@ -237,6 +237,31 @@ def test_texts_for_shells_and_python_are_quoted(folder: Path) -> None:
     assert scope["value"] == hostile
 
 
+def test_javascript_keeps_values_and_texts_exact(folder: Path) -> None:
+    hostile = "a'b\"; `${process.exit(3)}` \\ \u2028 </script>"
+    tensors = [{"name": hostile, "datatype": "BYTES", "shape": [1], "values": [hostile]}]
+    options = {"id": hostile, "parameters": {hostile: hostile}, "headers": [], "token": False}
+    large = [{"name": "A", "datatype": "INT64", "shape": [2], "values": None}]
+    expression = (
+        "[m.javascript('http://h', '/p', given[0], given[1]), m.javascript('http://h', '/p', "
+        "[{...given[2][0], values: [9007199254740993n, -1n]}], {...given[1], parameters: {sequence_id: 18446744073709551611n}})]"
+    )
+    programs = run(folder, "snippets.js", expression, [tensors, options, large])
+    sent = []
+    for program in programs:
+        asked = "globalThis.fetch = async (url, o) => (console.log(o.body), {ok: true, json: async () => ({outputs: []})});\n"
+        assert NODE is not None
+        done = subprocess.run(
+            [NODE, "--input-type=module", "-e", asked + program], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        sent.append(json.loads(done.stdout))
+    assert sent[0]["id"] == hostile and sent[0]["parameters"] == {hostile: hostile}
+    assert sent[0]["inputs"][0] == {"name": hostile, "datatype": "BYTES", "shape": [1], "data": [hostile]}
+    assert sent[1]["inputs"][0]["data"] == [9007199254740993, -1]
+    assert sent[1]["parameters"] == {"sequence_id": 18446744073709551611}
+
+
 def test_front_ends(folder: Path) -> None:
     """Differences of rows of the same process; nothing of one that has just begun."""
 

@@ -92,6 +92,11 @@ def test_the_server_as_a_whole(server: ServerProcess) -> None:
     assert found["ready"] is True and found["cache"] is None
     about = get(server.metrics, "/console/about.json")
     assert about["rest"] == {"port": int(server.http.rpartition(":")[2]), "tls": False}
+    assert about["grpc"] == {
+        "port": int(server.grpc.rpartition(":")[2]),
+        "tls": False,
+        "header": None,
+    }
     assert (about["tokens"], about["model_control_mode"]) == (False, "explicit")
 
 
@@ -217,7 +222,11 @@ def test_tokens_hold(repository: Path, tmp_path: Path) -> None:
 
 
 def test_restricted_apis_and_read_only_hold(repository: Path) -> None:
-    flags = ("--http-restricted-api=statistics,model-repository:x-key=secret", "--read-only=true")
+    flags = (
+        "--http-restricted-api=statistics,model-repository:x-key=secret",
+        "--grpc-restricted-protocol=inference:other-key=secret",
+        "--read-only=true",
+    )
     with ServerProcess(repository, *flags) as process:
         for path in ("/console/v2/models/stats", "/console/server.json"):
             refused = ask(process.metrics, "GET", path)
@@ -225,6 +234,7 @@ def test_restricted_apis_and_read_only_hold(repository: Path) -> None:
             assert ask(process.metrics, "GET", path, x_key="secret").status == 200
         about = get(process.metrics, "/console/about.json")
         assert about["restricted"] == {"statistics": "x-key", "model-repository": "x-key"}
+        assert about["grpc"]["header"] == "triton-grpc-protocol-other-key"
         assert about["read_only"] is True and "secret" not in json.dumps(about)
         assert ask(process.metrics, "POST", "/console/v2/logging", b'{"log_info": false}').status == 403
 

@@ -33,7 +33,7 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.connections import HeldSockets, kept_back
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.console import Console
+from neptrio.transport.console import Console, Ports
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import http_policy
@@ -60,9 +60,10 @@ class AdminServer:
         services: Services,
         verbs: Verbs,
         metrics: MetricsServer | None,
-        rest_port: int | None = None,
+        ports: Ports | None = None,
     ) -> None:
-        """Without `metrics`, /metrics is not found. `rest_port`: where the console says that clients reach REST. Raises OSError if the address or the certificate cannot be used."""
+        """Without `metrics`, /metrics is not found. `ports`: where the console says that clients reach the server. Raises
+        OSError if the address or the certificate cannot be used."""
         settings = services.settings
         address = settings.admin_address
         assert address is not None
@@ -79,7 +80,7 @@ class AdminServer:
         self._console: Console | None = None
         if settings.console_at("" if address.path is not None else address.host, admin=True):
             found = None if metrics is None else metrics.metrics
-            self._console = Console(services, verbs, self._origins, policy, rest_port, found, admin=True)
+            self._console = Console(services, verbs, self._origins, policy, ports, found, admin=True)
         self._grpc = GrpcServer(services, verbs, None)
         # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
         self._tls = None if address.path is not None else rest_tls(settings, ["http/1.1", "h2"])

@@ -25,7 +25,7 @@ import os
 import re
 import resource
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -36,7 +36,7 @@ from neptrio.errors import NotFound, TritonError, raise_it
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
-from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer
+from neptrio.transport.header_policy import CERTIFICATE, GRPC_PREFIX, HeaderPolicy, bearer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
@@ -57,6 +57,14 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 Answer = tuple[int, pages.Headers, bytes]
 
 
+@dataclass(frozen=True)
+class Ports:
+    """Where clients reach the server's protocols, for the examples that the pages show; None: nowhere."""
+
+    rest: int | None = None
+    grpc: int | None = None
+
+
 class Console:
     """The console of one port. An ASGI app for the paths that it serves()."""
 
@@ -66,17 +74,16 @@ class Console:
         verbs: Verbs,
         origins: OriginPolicy,
         policy: HeaderPolicy | None,
-        rest_port: int | None,
+        ports: Ports | None,
         metrics: Metrics | None = None,
         admin: bool = False,
     ) -> None:
-        """`policy` is that of REST. `rest_port`: where clients reach REST, for the examples that the pages show; None
-        if nowhere. `admin`: the console of the admin listener."""
+        """`policy` is that of REST. `admin`: the console of the admin listener."""
         self._services = services
         self._verbs = verbs
         self._origins = origins
         self._policy = policy
-        self._rest_port = rest_port
+        self._ports = ports or Ports()
         self._metrics = metrics
         self._admin = admin
         self._rest = RestApp(services, verbs, policy, origins, admin)
@@ -182,8 +189,18 @@ class Console:
             "admin_elsewhere": settings.admin_address is not None and not self._admin,
             "forced_trace": settings.forced_trace,
             "rest": None
-            if self._rest_port is None
-            else {"port": self._rest_port, "tls": settings.http_tls_cert is not None},
+            if self._ports.rest is None
+            else {"port": self._ports.rest, "tls": settings.http_tls_cert is not None},
+            "grpc": None if self._ports.grpc is None else self._grpc(self._ports.grpc),
+        }
+
+    def _grpc(self, port: int) -> dict[str, Any]:
+        settings = self._services.settings
+        wanted = [one.header for one in settings.grpc_restricted_protocol if "inference" in one.categories]
+        return {
+            "port": port,
+            "tls": settings.grpc_use_ssl or settings.grpc_use_ssl_mutual,
+            "header": GRPC_PREFIX + wanted[0] if wanted else None,
         }
 
     def _server(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
 from neptrio.service.connections import HeldSockets, kept_back
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.console import Console
+from neptrio.transport.console import Console, Ports
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.connection import Http1Connection
@@ -71,9 +71,9 @@ class MetricsServer:
         listener: socket.socket,
         sampler: HostSampler,
         interval: float,
-        rest_port: int | None = None,
+        ports: Ports | None = None,
     ) -> None:
-        """`rest_port`: where the console says that clients reach REST; None if nowhere."""
+        """`ports`: where the console says that clients reach the server."""
         address = str(listener.getsockname()[0])
         loopback = is_loopback(address)
         self._origins = OriginPolicy(hosts=services.settings.allowed_host, loopback=loopback)
@@ -89,7 +89,7 @@ class MetricsServer:
         self.console: Console | None = None
         if services.settings.console_at(address):
             policy = http_policy(services.settings, services.tokens)
-            self.console = Console(services, verbs.at(address), self._origins, policy, rest_port, metrics)
+            self.console = Console(services, verbs.at(address), self._origins, policy, ports, metrics)
         self._port = Port(
             services,
             self._app,

@@ -50,6 +50,9 @@ export function single(value) {
   return String(value);
 }
 
+/** Whether clients may load and unload models in this control mode. */
+export const loadsByRequest = (mode) => mode === "explicit" || mode === "on-demand";
+
 /** Whether most requests fail: of the last interval, or since the load where nothing came in it. */
 export function failing(stat, seen) {
   const failed = seen.failures || 0;

@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { bars, Lines } from "./chart.js";
 import { card, confirmed, facts, make, tell } from "./dom.js";
-import { bytes, count, duration, percentile, SHORT, STAGES } from "./figures.js";
+import { bytes, count, duration, loadsByRequest, percentile, SHORT, STAGES } from "./figures.js";
 import { configView } from "./config.js";
 import { Errors } from "./errors.js";
 import { modelRows, stateBadge, stateKey } from "./overview.js";
@@ -63,7 +63,7 @@ export class Model {
     const why = about.read_only ? "the server is read-only" : about.admin_elsewhere ? "control is served at the admin address only" : "";
     const button = (text, action, danger) => make("button", { type: "button", class: danger ? "danger" : null, disabled: Boolean(why), title: why || null, onclick: action }, text);
     this.actions.replaceChildren(make("a", { class: "button", href: `#request/${encodeURIComponent(this.name)}/${encodeURIComponent(this.version)}` }, "Send a request"),
-      ...(["explicit", "on-demand"].includes(about.model_control_mode) ? [button("Load", () => this.#control("load")), button("Unload", () => this.#unload(), true)] : []));
+      ...(loadsByRequest(about.model_control_mode) ? [button("Load", () => this.#control("load")), button("Unload", () => this.#unload(), true)] : []));
   }
 
   async #unload() {

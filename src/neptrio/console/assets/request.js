@@ -6,7 +6,9 @@ import { waterfall } from "./chart.js";
 import { card, copy, field, make } from "./dom.js";
 import { duration } from "./figures.js";
 import { InputForm } from "./input.js";
-import { curl, python } from "./snippets.js";
+import { python } from "./python.js";
+import { SequenceForm } from "./sequence_form.js";
+import { curl, javascript, needsFile } from "./snippets.js";
 import { body } from "./tensors.js";
 import { answerView } from "./answer.js";
 import { requests, serverTiming } from "./stages.js";
@@ -20,20 +22,23 @@ export class Request {
     this.inputs = [];
     this.models = make("select", { "aria-label": "Model", onchange: () => { location.hash = `request/${this.models.value}`; } });
     this.id = make("input", { placeholder: "none" });
-    this.parameters = make("input", { placeholder: '{"sequence_id": 7, "sequence_start": true}' });
+    this.parameters = make("input", { placeholder: '{"priority": 1}' });
+    this.sequence = null; // the part of the form for sequences, where the model has any
     this.binary = make("input", { type: "checkbox" });
     this.form = make("form", { class: "request", onsubmit: (event) => { event.preventDefault(); this.#send(); }, oninput: () => this.#changed() });
     this.submit = make("button", { class: "primary", type: "submit" }, "Send");
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.answer = make("div", { "aria-live": "polite" }, make("p", { class: "nothing" }, "The answer will be here."));
     this.timing = make("div", {}, make("p", { class: "nothing" }, "Where the time went will be here."));
-    this.examples = make("div", { class: "split" });
+    this.language = "curl"; // the example that is shown
+    this.tabs = make("div", { class: "tabs", role: "group", "aria-label": "Examples" });
+    this.example = make("div");
     this.element = make("div", { class: "panel" },
       make("div", { class: "heading" }, make("h1", {}, "Send a request"), this.models),
       make("div", { class: "columns" },
         make("section", { class: "card" }, make("h2", {}, "Inputs"), this.form),
         make("div", { class: "stack" }, card("Answer", this.answer), card("Timing", this.timing))),
-      card("The same request elsewhere", this.examples));
+      card("The same request elsewhere", this.tabs, this.example));
   }
 
   update() {
@@ -71,10 +76,10 @@ export class Request {
     const optional = new Set((this.config.input || []).filter((input) => input.optional).map((input) => input.name));
     const batching = this.config.max_batch_size > 0;
     this.inputs = this.metadata.inputs.map((input) => new InputForm(input, { optional: optional.has(input.name), batching, changed: () => this.#changed() }));
-    if (this.config.sequence_batching && !this.parameters.value) this.parameters.value = '{"sequence_id": 1, "sequence_start": true}';
-    this.form.replaceChildren(...this.inputs.map((input) => input.element),
+    this.sequence = this.config.sequence_batching ? new SequenceForm(() => this.#changed()) : null;
+    this.form.replaceChildren(...this.inputs.map((input) => input.element), ...(this.sequence ? [this.sequence.element] : []),
       make("details", { class: "more" }, make("summary", {}, "Id, parameters, encoding"),
-        field("Request id", this.id), field("Parameters", this.parameters, "A JSON object: sequence_id, priority, timeout, and your model's own."),
+        field("Request id", this.id), field("Parameters", this.parameters, "A JSON object: priority, timeout, and your model's own."),
         make("label", { class: "check" }, this.binary, "Send tensors as binary")),
       this.problem, make("div", { class: "actions" }, this.submit,
         make("span", { class: "help" }, `Outputs: ${this.metadata.outputs.map((output) => `${output.name} ${output.datatype}[${output.shape.join(",")}]`).join(", ")}`)));
@@ -94,7 +99,7 @@ export class Request {
       }
       if (typeof parameters !== "object" || parameters === null || Array.isArray(parameters)) throw new Error("the parameters are a JSON object, like {\"priority\": 1}");
     }
-    return { tensors, id: this.id.value, parameters, binary: this.binary.checked };
+    return { tensors, id: this.id.value, parameters: { ...this.sequence?.parameters(), ...parameters }, binary: this.binary.checked };
   }
 
   #changed() {
@@ -114,30 +119,48 @@ export class Request {
     return made;
   }
 
+  /** The path of the verb that a request of this model takes. */
+  get #path() {
+    return `${modelPath(this.name, this.version)}/infer${this.config.model_transaction_policy?.decoupled ? "_stream" : ""}`;
+  }
+
   #examples(made) {
     const { about } = this.app.live;
+    const { name, version } = this;
+    const decoupled = Boolean(this.config.model_transaction_policy?.decoupled);
     const host = about.rest ? `${location.hostname}:${about.rest.port}` : location.host;
     const tls = about.rest ? about.rest.tls : location.protocol === "https:";
-    const options = { id: made.id, parameters: made.parameters, jsonBytes: made.encoded.jsonBytes, token: about.tokens || Boolean(access.token), headers: about.restricted?.inference ? [about.restricted.inference] : [] };
-    const command = curl(`${tls ? "https" : "http"}://${host}`, modelPath(this.name, this.version), made.tensors, options);
-    const program = python(host, tls, this.name, this.version, made.tensors, options);
-    const block = (title, text) => make("div", {}, make("div", { class: "bar" }, make("h3", {}, title), make("button", { type: "button", class: "small", onclick: () => copy(text, title) }, "Copy")), make("pre", { class: "code", tabindex: 0, "aria-label": title }, text));
-    this.examples.replaceChildren(block("curl", command), block("Python", program));
-    if (command.includes("request.bin")) {
-      const save = () => {
-        const url = URL.createObjectURL(new Blob([made.encoded.body]));
-        make("a", { href: url, download: "request.bin" }).click();
-        URL.revokeObjectURL(url);
-      };
-      this.examples.firstChild.append(make("button", { type: "button", class: "small", onclick: save }, "Save the body"));
-    }
+    const base = `${tls ? "https" : "http"}://${host}`;
+    const options = { id: made.id, parameters: made.parameters, decoupled, jsonBytes: made.encoded.jsonBytes, token: about.tokens || Boolean(access.token), headers: about.restricted?.inference ? [about.restricted.inference] : [] };
+    const { grpc } = about;
+    const examples = [
+      ["curl", () => curl(base, this.#path, made.tensors, options)],
+      // these clients read one response
+      ...(decoupled ? [] : [["Python", () => python("http", host, tls, name, version, made.tensors, options)], ["Python asyncio", () => python("aio", host, tls, name, version, made.tensors, options)]]),
+      ...(grpc ? [["Python gRPC", () => python("grpc", `${location.hostname}:${grpc.port}`, grpc.tls, name, version, made.tensors, { ...options, headers: grpc.header ? [grpc.header] : [] })]] : []),
+      ["JavaScript", () => javascript(base, this.#path, made.tensors, options)],
+    ];
+    const [title, write] = examples.find(([language]) => language === this.language) || examples[0];
+    const text = write();
+    this.tabs.replaceChildren(...examples.map(([language]) => make("button", { type: "button", class: "small", "aria-pressed": String(language === title), onclick: () => {
+      this.language = language;
+      this.#examples(made);
+      [...this.tabs.children].find((tab) => tab.textContent === language).focus();
+    } }, language)));
+    const save = () => {
+      const url = URL.createObjectURL(new Blob([made.encoded.body]));
+      make("a", { href: url, download: "request.bin" }).click();
+      URL.revokeObjectURL(url);
+    };
+    this.example.replaceChildren(make("pre", { class: "code", tabindex: 0, "aria-label": title }, text),
+      make("div", { class: "actions" }, make("button", { type: "button", class: "small", onclick: () => copy(text, title) }, "Copy"),
+        needsFile(made.tensors) && !title.startsWith("Python") ? make("button", { type: "button", class: "small", onclick: save }, "Save the body") : null));
   }
 
   async #send() {
     const made = this.#changed();
     if (!made) return;
-    const decoupled = this.config.model_transaction_policy?.decoupled;
-    const path = `${modelPath(this.name, this.version)}/infer${decoupled ? "_stream" : ""}`;
+    const path = this.#path;
     const forced = this.app.live.about.forced_trace;
     // the trace of this request is found by its id
     const id = made.id || `console-${crypto.randomUUID ? crypto.randomUUID() : Math.random().toString(16).slice(2)}`;
@@ -153,6 +176,7 @@ export class Request {
       const answer = await send(path, { method: "POST", body: encoded.body, headers });
       const text = await answer.text();
       const ended = performance.now();
+      this.sequence?.answered(made.parameters);
       this.answer.replaceChildren(answerView(text, answer.headers.get("content-type") || "", answer.status));
       await this.#timing(id, path, begun, ended, answer.headers.get("server-timing"));
     } catch (error) {

@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 import { badge, card, choice, confirmed, field, make, tell } from "./dom.js";
+import { loadsByRequest } from "./figures.js";
 import { modelRows, STATES } from "./overview.js";
 import { Table } from "./table.js";
 
@@ -19,13 +20,13 @@ export class Settings {
       { name: "Version", cell: (row) => row.version || "–" },
       { name: "State", cell: (row) => badge(row.state.toLowerCase(), STATES[row.state]), key: (row) => row.state },
       { name: "Reason", below: true, cell: (row) => row.reason },
-      { name: "", cell: (row) => make("div", { class: "actions" }, this.#button("Load", row.name, "load"), row.state === "READY" ? this.#button("Unload", row.name, "unload") : null), key: (row) => `${row.state}${this.#why()}` },
+      { name: "", cell: (row) => (this.#noMode() ? [] : make("div", { class: "actions" }, this.#button("Load", row.name, "load"), row.state === "READY" ? this.#button("Unload", row.name, "unload") : null)), key: (row) => `${row.state}${this.#why()}${this.#noMode()}` },
     ], { empty: "The repository cannot be listed, or is empty." });
     this.whyNot = make("p", { class: "help" });
     this.element = make("div", { class: "panel" }, make("h1", {}, "Settings"),
       make("div", { class: "split cards" }, card("Tracing", field("Of", this.model), this.traces), card("Logging", this.logs)),
       card("Model repository", this.whyNot,
-        make("form", { class: "inline", onsubmit: (event) => { event.preventDefault(); this.#control(this.name.value.trim(), "load"); } }, this.name, this.load = make("button", { type: "submit" }, "Load")),
+        this.loading = make("form", { class: "inline", onsubmit: (event) => { event.preventDefault(); this.#control(this.name.value.trim(), "load"); } }, this.name, this.load = make("button", { type: "submit" }, "Load")),
         this.table.element));
   }
 
@@ -36,13 +37,14 @@ export class Settings {
     return "";
   }
 
-  #whyNoLoad() {
-    const { about } = this.app.live;
-    return this.#why() || (["explicit", "on-demand"].includes(about.model_control_mode) ? "" : `Loading and unloading need --model-control-mode=explicit; this server has ${about.model_control_mode}.`);
+  /** Why nobody may load or unload models here: then the way to do so is not shown at all. */
+  #noMode() {
+    const mode = this.app.live.about.model_control_mode;
+    return loadsByRequest(mode) ? "" : `Loading and unloading need --model-control-mode=explicit; this server has ${mode}.`;
   }
 
   #button(text, name, verb) {
-    return make("button", { type: "button", class: `small${verb === "unload" ? " danger" : ""}`, disabled: Boolean(this.#whyNoLoad()), "aria-label": `${text} ${name}`, onclick: () => this.#control(name, verb) }, text);
+    return make("button", { type: "button", class: `small${verb === "unload" ? " danger" : ""}`, disabled: Boolean(this.#why()), "aria-label": `${text} ${name}`, onclick: () => this.#control(name, verb) }, text);
   }
 
   async #control(name, verb) {
@@ -69,8 +71,9 @@ export class Settings {
       this.model.replaceChildren(make("option", { value: "" }, "all models"), ...names.map((name) => make("option", { value: name }, name)));
       if (names.includes(before)) this.model.value = before;
     }
-    this.whyNot.textContent = this.#whyNoLoad();
-    this.load.disabled = Boolean(this.#whyNoLoad());
+    this.whyNot.textContent = this.#noMode() || this.#why();
+    this.loading.hidden = Boolean(this.#noMode());
+    this.load.disabled = Boolean(this.#why());
     this.table.update(modelRows(live), (row) => row.id);
     if (!this.asked) {
       this.asked = true;

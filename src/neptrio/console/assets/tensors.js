@@ -159,6 +159,9 @@ export function imageShape(shape) {
   return dims.length === 2 && dims.every((dim) => dim < 0 || dim > 7) ? { layout: "HWC", channels: 1, height: side(dims[0]), width: side(dims[1]) } : null;
 }
 
+/** Parameters of a request as JSON, in which whole numbers of 64 bits stay exact. */
+export const parametersText = (parameters) => `{${Object.entries(parameters).map(([name, value]) => `${JSON.stringify(name)}:${typeof value === "bigint" ? value : JSON.stringify(value)}`).join(",")}}`;
+
 /** The body of an infer request, and how long its JSON part is (null: all of it is JSON). Throws Error.
  *  tensors: {name, datatype, shape, values | bytes}, `bytes` being the tensor's binary form already. */
 export function body(tensors, { id = "", parameters = {}, outputs = null, binary = false } = {}) {
@@ -170,7 +173,7 @@ export function body(tensors, { id = "", parameters = {}, outputs = null, binary
     parts.push(bytes);
     return `${head},"parameters":{"binary_data_size":${bytes.length}}}`;
   });
-  const more = [id ? `"id":${JSON.stringify(id)},` : "", Object.keys(parameters).length ? `"parameters":${JSON.stringify(parameters)},` : ""].join("");
+  const more = [id ? `"id":${JSON.stringify(id)},` : "", Object.keys(parameters).length ? `"parameters":${parametersText(parameters)},` : ""].join("");
   const asked = outputs ? `,"outputs":${JSON.stringify(outputs.map((name) => ({ name })))}` : "";
   const json = new TextEncoder().encode(`{${more}"inputs":[${inputs.join(",")}]${asked}}`);
   if (!parts.length) return { body: json, jsonBytes: null };
