@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+MIB = 1 << 20
 PYTHON = """
 import numpy
 import triton_python_backend_utils as pb_utils
@@ -130,17 +131,20 @@ class Server:
         """The processes below the server."""
         found, todo = [], [self.process.pid]
         while todo:
-            try:
-                below = Path(f"/proc/{(pid := todo.pop())}/task/{pid}/children").read_text().split()
+            tasks = Path(f"/proc/{todo.pop()}/task")
+            try:  # each thread has those that it has started
+                below = [
+                    int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()
+                ]
             except OSError:
                 continue
-            found += [int(one) for one in below]
-            todo += [int(one) for one in below]
+            found += below
+            todo += below
         return found
 
-    def resident(self) -> int:
-        """Anonymous and shared memory of the server and what is below it: pages that several have count once."""
-        return sum(_pss(pid) for pid in (self.process.pid, *self.children()))
+    def resident(self) -> tuple[int, int]:
+        """Anonymous and shared memory of the server, and of what is below it: pages that several have count once."""
+        return _pss(self.process.pid), sum(_pss(pid) for pid in self.children())
 
     def sample(self, name: str) -> float:
         """The sum of a metric."""
@@ -296,23 +300,27 @@ def run(
     for number in range(options.clients):
         asking.start(names, weights, options.seed + number)
     end = time.monotonic() + options.seconds
-    most, done = 0, {"unload": 0, "kill": 0, "replace": 0}
+    done = {"unload": 0, "kill": 0, "replace": 0}
+    samples = []
     while time.monotonic() < end:
-        most = max(most, server.resident() - before)
+        samples.append([now - then for now, then in zip(server.resident(), before, strict=True)])
         if options.trouble:
             done[trouble(server, repository, names, chance)] += 1
         time.sleep(0.25)
     asking.stop()
     beside.stop()
-    held = server.sample("neptrio_demand_held_bytes")
+    held, most = server.sample("neptrio_demand_held_bytes"), max(samples, key=sum)
     found = {
         "requests": len(asking.times),
         "failed": len(asking.failures) + len(beside.failures),
         "misses": server.sample("neptrio_demand_misses_total"),
         "put away": server.sample("neptrio_demand_put_away_total"),
         "budget MiB": options.budget_mib,
-        "held at the end MiB": round(held / (1 << 20), 1),
-        "most resident above the start MiB": round(most / (1 << 20), 1),
+        "held at the end MiB": round(held / MIB, 1),
+        "samples": len(samples),
+        "of these above the budget + 5 %": sum(sum(one) > options.budget_mib * 1.05 * MIB for one in samples),
+        "most resident above the start MiB": round(sum(most) / MIB, 1),
+        "of that the server, models' processes MiB": [round(part / MIB, 1) for part in most],
         "p50 ms": round(percentile(asking.times, 0.5), 2),
         "p99 ms": round(percentile(asking.times, 0.99), 2),
         "longest ms": round(percentile(asking.times, 1.0), 2),

@@ -78,6 +78,7 @@ ALLOWED = {
     "src/neptrio/codec/descriptors.py": {"_classes": A_CACHE},
     "src/neptrio/compat/tritonserver/metrics.py": {"_registries": "metrics of that interface name no server"},
     "src/neptrio/embedded/functions.py": {"_functions": "by number, which no two functions share"},
+    "src/neptrio/loop/allocator.py": dict.fromkeys(("_loading", "_ours"), OF_THE_INTERPRETER),
     "src/neptrio/loop/collector.py": {"_ours": OF_THE_INTERPRETER},
     "src/neptrio/loop/process_ends.py": {
         "ends": "one thread of the process watches all children; each is told to whoever started it"

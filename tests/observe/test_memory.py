@@ -37,6 +37,24 @@ def test_the_shares_of_overlapping_loads_follow_their_weights() -> None:
     assert (small.cpu_bytes, large.cpu_bytes, apart.cpu_bytes) == (50_000, 450_000, 0)
 
 
+def test_what_unloads_free_meanwhile_does_not_count_for_loads() -> None:
+    now = 10_000
+    probe = MemoryProbe(lambda: now)
+    load = probe.begin()
+    leaves = probe.releasing(3000)
+    now += 500
+    now -= 2000  # a part of it is gone
+    late = probe.begin()
+    now -= 1000
+    now += 700
+    probe.released([leaves])
+    assert (probe.end(load), probe.end(late)) == (600, 600), "together what was allocated"
+    now -= 9000
+    after = probe.begin()
+    now += 40
+    assert probe.end(after) == 40
+
+
 def test_a_failed_load_leaves_the_probe() -> None:
     now = 0
     probe = MemoryProbe(lambda: now)

@@ -18,6 +18,12 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
+def anonymous(pid: int) -> int:
+    """The resident bytes of a process without mapped files."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return (int(fields[1]) - int(fields[2])) * PAGE
+
+
 @dataclass(frozen=True)
 class Held:
     """Resources that a server process holds."""

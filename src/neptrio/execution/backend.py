@@ -63,6 +63,9 @@ class LoadSettings(Protocol):
     @property
     def max_output_bytes(self) -> int: ...
 
+    @property
+    def model_memory_budget(self) -> int: ...
+
     def backend_settings(self, backend: str) -> dict[str, str]: ...
 
 

@@ -10,6 +10,9 @@ Nobody can say which of the loads that overlap has taken a page. They share the 
 all loads together never claim more than the whole growth: the size of the version's files, nothing for models whose
 instances are processes, something for those whose code may allocate whatever it likes here. Without any weights the
 parts are equal.
+
+What unloads free in that time would make the growth too small. So each says how much its load took before it begins: what the
+process shrinks by until it has ended is taken for that, and what is missing then was allocated again by loads.
 """
 
 from __future__ import annotations
@@ -45,21 +48,48 @@ class Load:
         )
 
 
+class Release:
+    """An unload under way."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size  # bytes that its load took, and that the process has not shrunk by
+
+
 class MemoryProbe:
     """Divides the growth of the process's memory among the loads under way. One thread only."""
 
     def __init__(self, measure: Callable[[], int] = anonymous_resident_bytes) -> None:
         self._measure = measure
         self._loads: list[Load] = []
+        self._releases: list[Release] = []
         self._last = 0
 
     def _share(self) -> None:
         now = self._measure()
+        growth = now - self._last
+        for release in self._releases:
+            freed = min(max(-growth, 0), release.left)
+            release.left -= freed
+            growth += freed
         weight = sum(load.weight for load in self._loads)
         for load in self._loads:
             part = load.weight / weight if weight else 1 / len(self._loads)
-            load.cpu_bytes += (now - self._last) * part
+            load.cpu_bytes += growth * part
         self._last = now
+
+    def releasing(self, size: int) -> Release:
+        """An unload begins that will free so many bytes; released() ends it."""
+        self._share()
+        release = Release(size)
+        self._releases.append(release)
+        return release
+
+    def released(self, releases: list[Release]) -> None:
+        """These unloads have freed all that they will."""
+        self._share()
+        for release in releases:
+            self._releases.remove(release)
+            self._last -= release.left
 
     @contextmanager
     def measure(self) -> Iterator[Measured]:

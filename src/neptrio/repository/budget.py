@@ -19,16 +19,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
-from neptrio.config import defaults
 from neptrio.limits import shown
-from neptrio.loop import threads
+from neptrio.loop import allocator, threads
 from neptrio.repository import putting_away
 from neptrio.repository.demand import Demand
+from neptrio.repository.expected import estimate, files_of
 from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import Hold, Holder, size_text
 from neptrio.repository.waiting import NoRoom
@@ -46,37 +47,9 @@ log = logging.getLogger("neptrio.repository")
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
 PATIENCE_SECONDS = 0.5  # that a load waits for room while later ones take what comes free
+LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
+KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
 RETRY_SECONDS = 0.02  # between looks for room, while a load waits for it
-CODE_BYTES = 16 << 20  # that an instance of a model with code is expected to take beside its files
-ONNX_PARTS = (
-    4  # of the file's size: ONNX Runtime reads, parses, copies and packs the weights (measured: 3 to 4.2)
-)
-NATIVE = (
-    "onnxruntime",
-    "identity",
-    "sequence",
-    "kernel",
-)  # backends whose models bring no code that allocates
-
-
-def files_of(found: Found) -> int:
-    """The bytes of the files of all versions."""
-    heads = tuple(f"{version}/" for version in found.versions)
-    return sum(size for name, (_, size) in found.fingerprint.items() if name.startswith(heads) and size > 0)
-
-
-def estimate(found: Found) -> int:
-    """The bytes of the host that a load is expected to take at its height, by the model's files."""
-    config = found.source.config
-    if defaults.is_ensemble(config):
-        return 0
-    files = files_of(found)
-    if config.backend == "onnxruntime":
-        return files * ONNX_PARTS
-    if config.backend in NATIVE:
-        return files + files // 2
-    instances = sum(max(group.count, 1) for group in config.instance_group) or 1
-    return files + CODE_BYTES * instances * len(found.versions)
 
 
 @dataclass(frozen=True)
@@ -101,6 +74,11 @@ class Budget:
         self._promised: dict[Operation, int] = {}  # those that have waited longest come first
         self._learnt: dict[str, int] = {}  # model -> what it has held when it was loaded
         self._uses: dict[str, _Use] = {}
+        self._beside = 0  # the least that this process was seen to hold beside its models
+        self._pause, self._again = (
+            LOOK_SECONDS,
+            0.0,
+        )  # seconds to, and time of, the next try to return free memory
 
     # ------------------------------------------------------------ what is held
 
@@ -247,6 +225,7 @@ class Budget:
             size = sum(model.host_bytes for model in record.serving.values())
             if size:
                 self._learnt[record.name] = size
+            self._shrink()  # it may have turned out larger
 
     def put_away(self, name: str, why: str) -> None:
         """Takes a model out of service that nobody uses; the next request loads it again."""
@@ -265,12 +244,37 @@ class Budget:
     async def watch(self) -> None:
         """Puts away what is idle, and what is above the budget because models have grown, for ever."""
         measured = trio.current_time()
+        self._beside = self._beside_models()
         while True:
             await trio.sleep(LOOK_SECONDS)
             if self.limit and trio.current_time() - measured >= MEASURED_SECONDS:
                 await self.measure()
                 measured = trio.current_time()
             self.look()
+            if self.limit:
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Returns memory that requests have freed: a model's run may have needed much, which the allocator keeps. What is in
+        use at that moment comes back later, so it is tried again, more and more rarely."""
+        now = trio.current_time()
+        if self._reserved or now < self._again:  # what loads take for a moment comes back when they are done
+            return
+        beside = self._beside_models()
+        if beside > self._beside + KEPT_FREE:
+            with suppress(threads.NoThread):
+                await threads.run(allocator.give_back, abandon_on_cancel=True)
+            left = self._beside_models()
+            self._pause = LOOK_SECONDS if left < beside - KEPT_FREE else min(self._pause * 2, LONGEST_PAUSE)
+            self._again = now + self._pause
+            beside = left
+        self._beside = min(self._beside, beside)
+
+    def _beside_models(self) -> int:
+        """Bytes of this process that no model of it holds."""
+        records = self._catalog.records.values()
+        held = sum(model.cpu_bytes for record in records for model in record.serving.values())
+        return allocator.anonymous_resident_bytes() - held
 
     def look(self) -> None:
         """Puts away what is to be put away now."""
@@ -282,6 +286,11 @@ class Budget:
         }
         for holder in putting_away.idle(holders, seconds, _now_ms()):
             self.put_away(holder.name, f"idle for {seconds[holder.name]:g} s")
+        if self.limit:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Puts models away while they hold more than the budget."""
         if self.limit:
             holders = self.holders()
             above = sum(holder.size for holder in holders if holder.hold is not Hold.LEAVING) - self.limit

@@ -21,6 +21,7 @@ from neptrio.foreign import text_of
 from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
+from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override
 from neptrio.repository.budget import Budget
 from neptrio.repository.catalog import Catalog
@@ -54,12 +55,13 @@ class RepositoryManager(Catalog):
         """`host` makes the ModelHost for models' calls from this manager, which is part of it."""
         super().__init__(settings)
         self.host = host(self)
-        self.withdrawal = Withdrawal(self)
+        probe = MemoryProbe()
+        self.withdrawal = Withdrawal(self, probe)
         self.loads = Loads(
             settings,
             self,
             self.withdrawal,
-            ModelBuilder(settings, self.repositories, loop, completions, self.host),
+            ModelBuilder(settings, self.repositories, loop, completions, self.host, probe),
         )
         self.demand_view: DemandView | None = None
         if settings.loads_by_request:

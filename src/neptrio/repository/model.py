@@ -84,7 +84,7 @@ class Model(ServedModel):
         self._question: _Question | None = None  # while the instances are asked is_ready()
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
-        self._cpu_bytes = 0
+        self.cpu_bytes = 0  # of this process: what its load took
         self.least_bytes = 0  # what its files take of this process, whatever was measured
         self.host_bytes = 0  # of the host's memory, of this process and its own
         self._process_bytes: dict[str, int] = {}  # instance -> what its process held when it had started
@@ -102,14 +102,14 @@ class Model(ServedModel):
         """Notes what the load took: seconds, and memory as the statistics extension reports it."""
         self.load_duration_secs = measured.seconds
         self.loaded_at_ms = int(time.time() * 1000)
-        self._cpu_bytes = measured.cpu_bytes
+        self.cpu_bytes = measured.cpu_bytes
         self.memory_changed()
 
     def memory_changed(self) -> None:
         """The memory use of an instance has changed while it serves."""
         processes = sum(self._process_bytes.get(instance.name, 0) for instance in self.pool.all)
         own = self.backend.memory_usage()
-        cpu_bytes = self._cpu_bytes + processes
+        cpu_bytes = self.cpu_bytes + processes
         pinned = sum(size for kind, _, size in own if kind.startswith("CPU"))
         self.host_bytes = max(cpu_bytes + pinned, self.least_bytes)
         found = usage(cpu_bytes, own)
@@ -173,7 +173,7 @@ class Model(ServedModel):
 
     def remeasured(self, measured: Measured) -> None:
         """Adds the memory that new instances took to what the load took."""
-        self._cpu_bytes += measured.cpu_bytes
+        self.cpu_bytes += measured.cpu_bytes
         self.memory_changed()
 
     async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:

@@ -15,6 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, 
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary, text_of
-from neptrio.loop import threads
+from neptrio.loop import allocator, threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
@@ -85,12 +86,13 @@ class ModelBuilder:
         loop: LoopServices,
         completions: CompletionQueue,
         host: ModelHost,
+        probe: MemoryProbe,
     ) -> None:
         self._settings = settings
         self._repositories = repositories
         self._loop = loop
         self._completions = completions
-        self._memory = MemoryProbe()
+        self._memory = probe
         self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
         self._host = host
         self.left_behind = 0  # threads of cancelled loads that are still running
@@ -252,7 +254,7 @@ class ModelBuilder:
             return backend
 
         try:
-            with self._memory.measure() as measured:
+            with self._allocating(), self._memory.measure() as measured:
                 backend_class, limit = await self._on_thread(limits, lambda late: None)
                 with trio.move_on_after(math.inf if limit is None else limit) as scope:
                     backend = await self._on_thread(read, lambda late: late.unload(), context.abandonment)
@@ -271,6 +273,10 @@ class ModelBuilder:
                     raise
                 if backend.own_processes:
                     await self._on_thread(model.measure_processes, lambda late: None)
+                elif (
+                    self._settings.model_memory_budget
+                ):  # else what the load has freed would count as the model's
+                    await self._on_thread(allocator.give_back, lambda late: None)
             model.measured(measured)
         except TritonError:
             raise
@@ -278,6 +284,10 @@ class ModelBuilder:
             log.exception("loading %s version %d failed", name, version)
             raise Internal(summary(error)) from error
         return model
+
+    def _allocating(self) -> AbstractContextManager[None]:
+        """Around a load: how the allocator takes memory for it, where others will come and go."""
+        return allocator.mapping_weights() if self._settings.loads_by_request else nullcontext()
 
     async def regroup(
         self, model: Model, found: Found, made: list[Building], tell: Callable[[str], None]
@@ -297,7 +307,7 @@ class ModelBuilder:
             return config
 
         try:
-            with self._memory.measure() as measured:
+            with self._allocating(), self._memory.measure() as measured:
                 regrouping = Regrouping(model, await self._on_thread(complete, lambda late: None))
                 regrouping.written = found.written
                 made.append(regrouping)

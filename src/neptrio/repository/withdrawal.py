@@ -16,6 +16,7 @@ from contextlib import suppress
 from neptrio.errors import Internal, TritonError
 from neptrio.loop import threads
 from neptrio.observe import memory
+from neptrio.observe.memory import MemoryProbe, Release
 from neptrio.repository import version_states
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.model import Model
@@ -29,8 +30,11 @@ log = logging.getLogger("neptrio.repository")
 class Withdrawal:
     """Takes models out of service. Trio thread only."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, probe: MemoryProbe) -> None:
+        """`probe` measures loads, beside which models leave."""
         self._catalog = catalog
+        self._probe = probe
+        self._releases: list[Release] = []  # whose models are gone, but for what the allocator keeps of them
         self.folders: set[Folder] = set()  # temporary folders of file overrides
         self.give_back: Callable[[bool], None] = memory.give_back
         self._giving_back = self._once_more = self._with_cycles = False
@@ -103,15 +107,20 @@ class Withdrawal:
             other = self._catalog.records.get(user)
             for above in list(other.retiring) if other is not None else ():
                 await above.drained.wait()
+        release: Release | None = None
         try:
             await retirement.model.drain()
             retirement.drained.set()
+            release = self._probe.releasing(retirement.model.cpu_bytes)
             await retirement.model.stop()
         except Exception:
             log.exception("stopping model '%s' failed", record.name)
         else:
             # scripts wait for a Triton server's text
             log.info("successfully unloaded '%s' version %d", record.name, retirement.version)
+        finally:
+            if release is not None:
+                self._releases.append(release)
         retirement.drained.set()
         record.retiring.remove(retirement)
         record.keep(retirement)
@@ -133,8 +142,10 @@ class Withdrawal:
         try:
             while self._once_more:
                 with_cycles, self._once_more, self._with_cycles = self._with_cycles, False, False
+                releases, self._releases = self._releases, []
                 with suppress(threads.NoThread):  # it is given back after the next unload
                     await threads.run(self.give_back, with_cycles, abandon_on_cancel=True)
+                self._probe.released(releases)
         finally:
             self._giving_back = False
 

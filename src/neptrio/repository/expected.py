@@ -1,0 +1,41 @@
+"""What a load is expected to take of the host's memory at its height, by the model's files. Nothing here waits or reads a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neptrio.config import defaults
+
+if TYPE_CHECKING:
+    from neptrio.repository.model_builder import Found
+
+CODE_BYTES = 16 << 20  # that an instance of a model with code is expected to take beside its files
+# of the file's size, for each session: ONNX Runtime parses the file, copies the weights and packs them (measured: 1.1 to 2.1)
+ONNX_PARTS = 2.1
+ONNX_SESSIONS = 2  # of a model whose configuration leaves it open (backends.onnx.backend)
+NATIVE = (
+    "identity",
+    "sequence",
+    "kernel",
+)  # backends whose models bring no code that allocates
+
+
+def files_of(found: Found) -> int:
+    """The bytes of the files of all versions."""
+    heads = tuple(f"{version}/" for version in found.versions)
+    return sum(size for name, (_, size) in found.fingerprint.items() if name.startswith(heads) and size > 0)
+
+
+def estimate(found: Found) -> int:
+    """The bytes of the host that a load is expected to take at its height."""
+    config = found.source.config
+    if defaults.is_ensemble(config):
+        return 0
+    files = files_of(found)
+    if config.backend == "onnxruntime":
+        sessions = sum(group.count or ONNX_SESSIONS for group in config.instance_group) or ONNX_SESSIONS
+        return int(files * ONNX_PARTS * sessions)
+    if config.backend in NATIVE:
+        return files + files // 2
+    instances = sum(max(group.count, 1) for group in config.instance_group) or 1
+    return files + CODE_BYTES * instances * len(found.versions)
