@@ -56,6 +56,7 @@ from neptrio.request.infer_request cimport (
     InferRequest,
     InferResponse,
     ModelCore,
+    Responder,
     now_ns,
 )
 from neptrio.observe.counters cimport ModelCounters
@@ -267,6 +268,8 @@ cdef class Trace:
 
     cdef object follow(self):
         """Called by the loop pass after it has flushed the connection that the answer went to."""
+        cdef Responder responder
+        cdef object look
         if self.again:
             self.again = False
             self.sampler.loop_pass.connections.append(self)
@@ -277,10 +280,12 @@ cdef class Trace:
             return
         if not self.stage:
             self.followed = self.unsent()
-        if not self.abandoned and self.request.responder is not None:
+        responder = self.request.responder
+        if not self.abandoned and responder is not None:
+            look = self.look
             while self.stage < 2:
                 self.stage += 1
-                if self.request.responder.waits_for_kernel(self.request, self.look, self.stage - 1):
+                if responder.waits_for_kernel(self.request, look, self.stage - 1):
                     self.flushing = True
                     return
         self.stage = 0
