@@ -77,6 +77,7 @@ from neptrio.observe.propagation import traceparent
 from neptrio.request.device_memory import readable
 
 cdef int64_t last_id = 0
+cdef Py_ssize_t _longest = LONGEST_NAME
 
 
 cdef class Tracing:
@@ -269,7 +270,6 @@ cdef class Trace:
     cdef object follow(self):
         """Called by the loop pass after it has flushed the connection that the answer went to."""
         cdef Responder responder
-        cdef object look
         if self.again:
             self.again = False
             self.sampler.loop_pass.connections.append(self)
@@ -282,20 +282,19 @@ cdef class Trace:
             self.followed = self.unsent()
         responder = self.request.responder
         if not self.abandoned and responder is not None:
-            look = self.look
             while self.stage < 2:
                 self.stage += 1
-                if responder.waits_for_kernel(self.request, look, self.stage - 1):
+                if responder.waits_for_kernel(self.request, self, self.stage - 1):
                     self.flushing = True
                     return
         self.stage = 0
         self.sent(self.followed)
         if self.request is not None and not self.abandoned and self.unsent():  # they were made while others went
             self.flushing = True
-            self.look()
+            self()
 
-    def look(self):
-        """Called by the transport: the kernel has taken more of what was answered, or nobody waits for that any more."""
+    def __call__(self):
+        """Called by the transport, which was given the trace itself as the callback: the kernel has taken more of what was answered, or nobody waits for that any more."""
         self.sampler.loop_pass.connections.append(self)
         self.sampler.loop_pass.soon()
 
@@ -381,7 +380,7 @@ cdef class Trace:
         self.head = counters.trace_head
         self.model_name = model.name
         self.model_version = model.version
-        self.request_id = shown(request.id, LONGEST_NAME)
+        self.request_id = request.id if len(request.id) <= _longest else shown(request.id, LONGEST_NAME)
         self.record.composing = request.composing
         memcpy(self.record.timestamps, request.timestamps, sizeof(self.record.timestamps))
         root.open -= 1

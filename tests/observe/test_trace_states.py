@@ -153,5 +153,4 @@ def test_every_event_is_in_the_table() -> None:
     readers = {"activities", "context", "copy", "drop_tensors", "slow_or_failed", "text", "when_copied"}
     methods = {name for name in vars(Trace) if not name.startswith("_") and callable(getattr(Trace, name))}
     events = {event for _, event in table()}
-    # `look` has the pass come with another `flushed`
-    assert methods - readers - {"send_one", "look"} == events - {"answered", "flushed"}
+    assert methods - readers - {"send_one"} == events - {"answered", "flushed"}
