@@ -17,6 +17,7 @@ cdef class Batch(WorkItem):
     cdef public bint count_execution
     cdef public bint fetching      # its inputs must be copied from a device before it is prepared (instance_core)
     cdef public bint copying       # tensors of traces must be copied before its model may write to them (instance_core)
+    cdef public bint part          # of what its instance was given together, which goes on with the rest: it is not free yet
     cdef public bint off_loop      # expected to take long: must not run on the trio thread
     cdef public int64_t compute_start
     cdef public int64_t input_end

@@ -280,7 +280,9 @@ cdef class Batch(WorkItem):
             )
             (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
         instance = self.instance
-        if isinstance(instance, Executor):
+        if self.part:
+            pass
+        elif isinstance(instance, Executor):
             (<Executor>instance).finished(self)
         else:
             instance.finished(self)

@@ -13,7 +13,8 @@
 #   answer         u32 how (see Answer); a response: text parameters, u32 outputs, tensors;
 #                  an error: text parameters, text message, u32 code
 #   result         u64 four times (began, inputs made, executed, outputs made), u32 whole,
-#                  whole = 1: text; else u32 answers, answers
+#                  whole = 1: text; else u32 answers, answers; whole = 2: of the first requests that have none, which
+#                  were executed together, and another result of the batch follows
 #   send           u32 flags (FINAL, NULL), u64 bytes it counts, answer unless NULL
 #   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
 #                  u64 or text correlation, u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors

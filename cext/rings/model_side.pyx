@@ -278,6 +278,15 @@ cdef class ModelSide(GivenReader):
         self.pack.answers(writer, answers, refers, failed, given)
         self.send(RESULT, number, writer, refers or None)
 
+    def part(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, list answers, failed,
+             GivenMessage given):
+        """As result(), for the first requests of a batch that have no answer yet; result() follows with those of the last."""
+        cdef MessageWriter writer = self.timed(began, made, executed, packed)
+        cdef list refers = []
+        writer.u32(2)
+        self.pack.answers(writer, answers, refers, failed, given)
+        self.send(RESULT, number, writer, refers or None)
+
     def failure(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, str text):
         """Sends that a whole batch failed."""
         cdef MessageWriter writer = self.timed(began, made, executed, packed)

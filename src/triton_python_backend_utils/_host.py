@@ -79,6 +79,11 @@ class Host:
         """Tells the server the durations of a response, which is the `place`th of its request. Who does so once counts all
         responses of the model; `outcome` is one of kinds.py."""
 
+    def answer_first(self, count: int, responses: Any) -> None:
+        """Answers the first `count` requests of the batch that is executed, as an execution of their own, with what execute()
+        would return for them; what it returns in the end is of the requests behind them."""
+        raise NotImplementedError
+
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         """A family of custom metrics: Metric(labels, buckets) makes its metrics."""
         raise NotImplementedError

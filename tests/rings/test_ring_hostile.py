@@ -177,6 +177,9 @@ ONE = struct.pack("<I", 1)
     [
         (HEAD[:-1], "0 answers to 1 requests"),
         (HEAD[:-4] + struct.pack("<I", 2), "2 answers to 1 requests"),
+        (HEAD[:-8] + struct.pack("<II", 2, 1), "1 answers to 1 requests"),  # no part: nothing is left
+        (HEAD[:-8] + struct.pack("<II", 2, 0), "0 answers to 1 requests"),
+        (HEAD[:-8] + struct.pack("<II", 3, 1), "1 answers to 1 requests"),
         (HEAD + struct.pack("<I", 9) + text(b""), "an answer of kind 9"),
         (HEAD + RESPONSE + struct.pack("<I", 2**32 - 1), "ends too early"),
         (HEAD + RESPONSE + ONE + tensor(0, [1], 0, 0, 4), "datatype 0"),

@@ -15,7 +15,7 @@ struct Driven {
   OneHandle finalize = nullptr, model_finalize = nullptr, instance_initialize = nullptr, instance_finalize = nullptr;
   OneHandle instance_ready = nullptr;
   Execute execute = nullptr;
-  bool batches_itself = false, backend_begun = false, model_begun = false, instance_begun = false;
+  bool backend_begun = false, model_begun = false, instance_begun = false;
   std::shared_ptr<Backend> backend;
   std::shared_ptr<Model> model;
   std::shared_ptr<Instance> instance;
@@ -53,7 +53,6 @@ int begin(const compiled_start* start, char* text, size_t room) {
   driven.instance_initialize = function<OneHandle>("TRITONBACKEND_ModelInstanceInitialize");
   driven.instance_finalize = function<OneHandle>("TRITONBACKEND_ModelInstanceFinalize");
   driven.instance_ready = function<OneHandle>("TRITONBACKEND_ModelInstanceReady");
-  driven.batches_itself = function<OneHandle>("TRITONBACKEND_ModelBatchIncludeRequest") != nullptr;
 
   const auto backend = std::make_shared<Backend>();
   backend->name = text_of(start->backend);
@@ -90,9 +89,11 @@ int begin(const compiled_start* start, char* text, size_t room) {
   code = called(function<OneHandle>("TRITONBACKEND_ModelInitialize"), model->handle, text, room);
   if (code != COMPILED_FINE) return code;
   driven.model_begun = true;
-  std::lock_guard<std::mutex> held(model->lock);
-  model->settable = false;
-  return COMPILED_FINE;
+  {
+    std::lock_guard<std::mutex> held(model->lock);
+    model->settable = false;
+  }
+  return open_strategy(start->strategy, model->handle, text, room);
 }
 
 const char* config() { return driven.model ? driven.model->config.c_str() : ""; }
@@ -102,8 +103,6 @@ uint32_t groups(compiled_group* found, uint32_t room) {
   for (uint32_t i = 0; i < count; i++) found[i] = driven.groups[i];
   return count;
 }
-
-int batches_itself() { return driven.batches_itself; }
 
 int instance(const compiled_instance* given, char* text, size_t room) {
   const auto made = std::make_shared<Instance>();
@@ -162,6 +161,15 @@ std::shared_ptr<Request> request_of(const compiled_request& given) {
   return made;
 }
 
+Handle handle_of(compiled_request& given) {
+  if (given.handle == 0) given.handle = reinterpret_cast<uint64_t>(request_of(given)->handle);
+  return reinterpret_cast<Handle>(given.handle);
+}
+
+uint32_t together_of(compiled_request* given, uint32_t count) {
+  return together(count, [given](uint32_t i) { return handle_of(given[i]); });
+}
+
 std::mutex settling;  // of `unsettled`: requests whose reply settle() has not seen
 struct Unsettled { uint64_t handle; std::shared_ptr<Reply> reply; std::shared_ptr<Response> answer; };
 std::vector<Unsettled> unsettled;
@@ -170,10 +178,13 @@ int execute(compiled_request* given, uint32_t count, compiled_times* times, char
   std::vector<Handle> handles;
   std::vector<std::shared_ptr<Reply>> replies;
   for (uint32_t i = 0; i < count; i++) {
-    const auto made = request_of(given[i]);
+    auto made = find<Request>(handle_of(given[i]));
+    if (!made) {  // a strategy has released it
+      given[i].handle = 0;
+      made = find<Request>(handle_of(given[i]));
+    }
     handles.push_back(made->handle);
     replies.push_back(made->reply);
-    given[i].handle = reinterpret_cast<uint64_t>(made->handle);
   }
   {
     std::lock_guard<std::mutex> held(driven.instance->lock);
@@ -263,6 +274,7 @@ void dropped(uint64_t handle) {
 void finish(char* text, size_t room) {
   if (room > 0) *text = 0;
   if (driven.instance_begun) called(driven.instance_finalize, driven.instance->handle, text, room);
+  close_strategy();
   if (driven.model_begun) called(driven.model_finalize, driven.model->handle, text, room);
   if (driven.backend_begun) called(driven.finalize, driven.backend->handle, text, room);
   driven.instance_begun = driven.model_begun = driven.backend_begun = false;
@@ -273,7 +285,7 @@ void finish(char* text, size_t room) {
 
 API const compiled_library* neptrio_compiled_library() {
   using namespace compiled;
-  static const compiled_library functions = {hosted, begin,  config, groups,  batches_itself, instance, ready,
-                                             execute, waits, settle, dropped, carried, deliver,        finish};
+  static const compiled_library functions = {hosted, begin,  config, groups,  instance, ready,   together_of,
+                                             execute, waits, settle, dropped, carried, deliver, finish};
   return &functions;
 }

@@ -93,7 +93,7 @@ cdef class Host:
         given.backend, given.backend_config = room.text(start["backend"]), room.text(start["backend_config"])
         given.model, given.version = room.text(start["model"]), start["version"]
         given.repository, given.config = room.text(start["repository"]), room.text(config)
-        given.auto_complete = auto_complete
+        given.auto_complete, given.strategy = auto_complete, room.text("" if auto_complete else start["strategy"])
         text[0] = 0
         with nogil:
             code = library.begin(&given, text, ROOM)
@@ -107,9 +107,6 @@ cdef class Host:
         cdef uint32_t count = library.groups(found, 16), i
         names = {number: name for name, number in KINDS.items()}
         return [(names.get(found[i].kind, "AUTO"), found[i].count) for i in range(count)]
-
-    def batches_itself(self):
-        return bool(library.batches_itself())
 
     def instance(self, str name, str kind, int device, bint passive, str policy, list profiles, list secondary,
                  bint decoupled):
@@ -152,15 +149,11 @@ cdef class Host:
             raise TritonModelException(said(text))
 
     def execute(self, list requests):
-        """Runs a batch; returns what execute() of a Python model does."""
-        cdef uint32_t count = len(requests), i
+        """Runs a batch, or as many as a strategy makes of it; returns what execute() of a Python model does, of the last."""
+        cdef uint32_t count = len(requests), at = 0, some, i
         cdef Room room = Room()
         cdef compiled_request* given = <compiled_request*>room.take(count * sizeof(compiled_request))
-        cdef compiled_times times
-        cdef char text[ROOM]
-        cdef int code
         cdef Entry entry
-        cdef Timed made
         for i in range(count):
             request = requests[i]
             entry = Entry.__new__(Entry)
@@ -168,6 +161,21 @@ cdef class Host:
             entry.sender = request.get_response_sender() if self.decoupled else None
             self.fill(&given[i], request, room)
             self.entries[request._channel.id] = entry
+        while True:
+            with nogil:
+                some = library.together(&given[at], count - at)
+            if at + some == count:
+                return self.executed(requests[at:] if at else requests, &given[at], some)
+            self.asked.answer_first(some, self.executed(requests[at:at + some], &given[at], some))
+            at += some
+
+    cdef object executed(self, list requests, compiled_request* given, uint32_t count):
+        """Runs some requests together."""
+        cdef compiled_times times
+        cdef char text[ROOM]
+        cdef int code
+        cdef uint32_t i
+        cdef Timed made
         text[0] = 0
         with nogil:
             code = library.execute(given, count, &times, text, ROOM)

@@ -55,7 +55,7 @@ struct compiled_request {
   struct compiled_parameter* parameters;
   uint32_t parameter_count;
   int direct; /* each response is handed to the host's respond() at once */
-  uint64_t handle; /* set by execute() */
+  uint64_t handle; /* 0; set by together() and execute() */
 };
 
 struct compiled_response {
@@ -157,6 +157,7 @@ struct compiled_start {
   const char* repository; /* the model's folder */
   const char* config;     /* JSON */
   int auto_complete;
+  const char* strategy; /* the library that decides which requests are executed together, "" for none */
 };
 
 struct compiled_instance {
@@ -181,9 +182,10 @@ struct compiled_library {
   const char* (*config)(void);
   /* the instance groups that the backend prefers, at most `room` of them; the result is their number */
   uint32_t (*groups)(struct compiled_group* groups, uint32_t room);
-  int (*batches_itself)(void); /* the library has functions for batching of its own */
   int (*instance)(const struct compiled_instance* instance, char* text, size_t room);
   int (*ready)(char* text, size_t room);
+  /* how many of the first requests are to be executed together, at least one: all where there is no strategy */
+  uint32_t (*together)(struct compiled_request* requests, uint32_t count);
   int (*execute)(struct compiled_request* requests, uint32_t count, struct compiled_times* times, char* text, size_t room);
   int (*waits)(uint64_t handle); /* it has no answer yet */
   void (*settle)(uint64_t handle, struct compiled_settled* settled);

@@ -130,6 +130,7 @@ cdef extern from "interface.h":
         const char* repository
         const char* config
         int auto_complete
+        const char* strategy
 
     struct compiled_instance:
         const char* name
@@ -152,9 +153,9 @@ cdef extern from "interface.h":
         int (*begin)(const compiled_start*, char*, size_t) noexcept nogil
         const char* (*config)() noexcept nogil
         uint32_t (*groups)(compiled_group*, uint32_t) noexcept nogil
-        int (*batches_itself)() noexcept nogil
         int (*instance)(const compiled_instance*, char*, size_t) noexcept nogil
         int (*ready)(char*, size_t) noexcept nogil
+        uint32_t (*together)(compiled_request*, uint32_t) noexcept nogil
         int (*execute)(compiled_request*, uint32_t, compiled_times*, char*, size_t) noexcept nogil
         int (*waits)(uint64_t) noexcept nogil
         void (*settle)(uint64_t, compiled_settled*) noexcept nogil

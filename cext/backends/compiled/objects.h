@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -313,6 +314,11 @@ struct Instance : Object {
 };
 
 extern compiled_host host;  // set once, before a backend is opened
+
+// batching.cpp; together(): how many of the first of `count` requests are one batch, at least 1
+int open_strategy(const char* path, Handle model, char* text, size_t room);
+uint32_t together(uint32_t count, const std::function<Handle(uint32_t)>& request);
+void close_strategy();
 
 // calls.cpp
 void deliver(uint64_t call, const compiled_response* response, int final);

@@ -8,7 +8,7 @@ Rules:
  1. What holds for every Channel (cext/rings/channel) holds here.
  2. A message that cannot be (ring_reader, cext/rings/message) is a Violation: the process is killed, and its requests fail as
     for any other end.
- 3. A batch is in `batches` until its result, a request that a sender answers in `open` until its final
+ 3. A batch is in `batches` until its last result (the process may execute it in parts), a request that a sender answers in `open` until its final
     response. Whoever takes it out answers it; end() takes everything out.
 """
 cimport cython
@@ -187,12 +187,14 @@ cdef class ServerSide(RingSender):
         cdef int64_t times[4]
         cdef int64_t floor, now = now_ns()
         cdef int i
-        cdef uint32_t count, how
-        cdef uint64_t place = 0, senders
+        cdef uint32_t whole, count, how
+        cdef uint64_t place, senders, left
         if under_way is None:
             raise Violation(f"a result of batch {number}, which is not under way")
         batch = under_way.batch
         senders = len(batch.requests)
+        place = under_way.answered
+        left = senders - place
         self.block = under_way.block
         self.bodies = under_way.bodies
         floor = under_way.begun
@@ -201,16 +203,20 @@ cdef class ServerSide(RingSender):
             times[i] = min(max(times[i], floor), now)
             floor = times[i]
         again = None
-        if read_u32(&self.reader):
+        whole = read_u32(&self.reader)
+        if whole == 1:
             text = read_text(&self.reader)
             self.finish()
             batch.error = Internal(valid(text), reason=Reason.BACKEND)
         else:
             count = read_u32(&self.reader)
-            if count != <uint32_t>len(batch.requests):
-                raise Violation(f"{count} answers to {len(batch.requests)} requests")
+            if whole == 2 and 0 < count < left:
+                batch = part_of(under_way, count)
+                left = count
+            elif count != left or whole:
+                raise Violation(f"{count} answers to {left} requests")
             requests, responses = [], []
-            for request in batch.requests:
+            for request in under_way.batch.requests[place:place + left]:
                 how = read_u32(&self.reader)
                 place += 1
                 if how == OPEN:
@@ -230,16 +236,18 @@ cdef class ServerSide(RingSender):
                 responses.append(response)
                 requests.append(request)
             self.finish()
+            under_way.begun = times[3]
+            times[3] = now_ns()  # the process says when it began to copy the outputs to where they are found here
             if len(requests) != len(batch.requests):
                 batch.requests = requests
             batch.responses = responses
-            times[3] = now_ns()  # the process says when it began to copy the outputs to where they are found here
-        del self.batches[number]
         self.answers = True
-        if self.passed:
-            for place in range(senders):
-                if number << REQUEST_BITS | place not in self.open:
-                    self.passed.pop(number << REQUEST_BITS | place, None)
+        if not batch.part:
+            del self.batches[number]
+            if self.passed:
+                for place in range(senders):
+                    if number << REQUEST_BITS | place not in self.open:
+                        self.passed.pop(number << REQUEST_BITS | place, None)
         batch.compute_start, batch.input_end, batch.output_start, batch.compute_end = (
             times[0], times[1], times[2], times[3])
         if again is not None:
@@ -397,6 +405,21 @@ cdef class ServerSide(RingSender):
             "peak": self.area.slab.peak, "bodies": self.received_into.used,
             "copied": self.copied, "in_place": self.in_place,
         }
+
+
+cdef Batch part_of(BatchUnderWay under_way, uint64_t count):
+    """The batch of the first requests that have no answer yet: it was executed by itself, and its instance goes on."""
+    cdef Batch whole = under_way.batch
+    cdef InferRequest request
+    cdef list requests = whole.requests[under_way.answered:under_way.answered + count]
+    cdef Batch made = Batch(whole.model, requests, whole.close_reason, whole.oldest_wait_ns)
+    made.part = True
+    made.instance = whole.instance
+    for request in requests:
+        request.batch = made
+    under_way.answered += count
+    whole.size -= made.size
+    return made
 
 
 cdef int leave_out(InferRequest request, InferResponse response) except -1:

@@ -27,6 +27,7 @@ class Batch(WorkItem):
     count_execution: bool
     fetching: bool
     copying: bool
+    part: bool
     off_loop: bool
     compute_start: int
     input_end: int

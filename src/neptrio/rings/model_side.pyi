@@ -40,6 +40,17 @@ class ModelSide(GivenReader):
         failed: Any,
         given: GivenMessage,
     ) -> None: ...
+    def part(
+        self,
+        number: int,
+        began: int,
+        made: int,
+        executed: int,
+        packed: int,
+        answers: list[Any],
+        failed: Any,
+        given: GivenMessage,
+    ) -> None: ...
     def failure(self, number: int, began: int, made: int, executed: int, packed: int, text: str) -> None: ...
     def respond(
         self, id: int, response: Any, names: Any, final: bool, size: int, handed_over: int = 0

@@ -87,6 +87,9 @@ class ChildHost(_host.Host):
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
         self._child.end.report(place, outcome, computing_ns, output_ns)
 
+    def answer_first(self, count: int, responses: Any) -> None:
+        self._child.answer_first(count, responses)
+
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
         asked: dict[str, Any] = {"op": "load", "name": name, "config": config}
         asked["files"] = [[key, len(data)] for key, data in files.items()]

@@ -134,6 +134,10 @@ class RingChild(Child):
         memory, bell = message["descriptors"]
         self.main = threading.get_ident()
         self.batch: int | None = None  # that the main thread executes
+        # its message, its requests that are not answered, and when their execution began: see answer_first()
+        self.message: Any = None
+        self.given: list[InferenceRequest] = []
+        self.began = 0
         self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
         self.cancelled: set[int] = set()
         self.still_read: set[int] = set()  # those of the cancelled requests whose responses are still read
@@ -338,18 +342,32 @@ class RingChild(Child):
                 self.cancelled.discard(back.id)
                 self.still_read.discard(back.id)
 
+    def answer_first(self, count: int, responses: Any) -> None:
+        """See Host.answer_first(). The main thread, in execute()."""
+        executed = time.monotonic_ns()
+        given, number = self.given[:count], self.batch
+        times = getattr(responses, "times", None) or (self.began, self.began, executed)
+        found = self._answers(given, responses)
+        self.given = self.given[count:]
+        self.end.part(number, *times, time.monotonic_ns(), found, self._failed_text, self.message)
+        self.began = time.monotonic_ns()
+
     def _execute_ring(self, number: int, message: Any) -> None:
         began = made = executed = time.monotonic_ns()
         given: list[InferenceRequest] = []
         self.batch = number
         try:
-            given = self._taken(number, message)
-            made = executed = time.monotonic_ns()
+            given = self.given = self._taken(number, message)
+            self.message = message
+            made = executed = self.began = time.monotonic_ns()
             span = tracing.enter(contexts(given))
             try:
                 responses = self.model.execute(given)
             finally:
                 tracing.leave(span)
+                if self.given is not given:  # the first have their answers
+                    given = self.given
+                    began = made = self.began
             executed = time.monotonic_ns()
             began, made, executed = getattr(responses, "times", None) or (began, made, executed)
             found = self._answers(given, responses)
@@ -361,7 +379,8 @@ class RingChild(Child):
         except BaseException as error:
             self._ring_failed(number, given, error, began, made, executed)
         finally:
-            self.batch = None
+            self.batch = self.message = None
+            self.given = []
 
     async def _execute_ring_async(self, number: int, message: Any) -> None:
         began = made = executed = time.monotonic_ns()

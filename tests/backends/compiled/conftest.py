@@ -12,21 +12,19 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def built(sources: list[str], library: Path) -> Path:
-    """A library of sources beside this file, without anything of this server's."""
+def compiled(library: Path, *sources: Path) -> Path:
+    """A library built of C files, without anything of this server's."""
     compiler = (os.environ.get("CC") or "cc").split()
     flags = ["-shared", "-fPIC", "-g", "-Werror", "-Wall"]
-    subprocess.run(
-        [*compiler, *flags, "-o", library, *(HERE / source for source in sources), "-lpthread"], check=True
-    )
+    subprocess.run([*compiler, *flags, "-o", library, *sources, "-lpthread"], check=True)
     return library
 
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """libtriton_probe.so, built of the .c files here that are not a cache's."""
-    sources = sorted(path.name for path in HERE.glob("*.c") if not path.name.startswith("cache_"))
-    return built(sources, tmp_path_factory.mktemp("probe") / "libtriton_probe.so")
+    sources = sorted(path for path in HERE.glob("*.c") if not path.name.startswith("cache_"))
+    return compiled(tmp_path_factory.mktemp("probe") / "libtriton_probe.so", *sources)
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +32,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A --cache-directory with the cache `probe`, built of cache_probe.c."""
     folder = tmp_path_factory.mktemp("caches")
     (folder / "probe").mkdir()
-    built(["cache_probe.c"], folder / "probe" / "libtritoncache_probe.so")
+    compiled(folder / "probe" / "libtritoncache_probe.so", HERE / "cache_probe.c")
     return folder
 
 

@@ -457,7 +457,13 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
     object request = requests[i], response;
     const char* what = wanted(request);
     requests[i] = NULL; /* the array is the server's, and may be written to */
-    if (strncmp(what, "crash ", 6) == 0) crash(what + 6);
+    if (strcmp(what, "crash at the second") == 0) {
+      static int times;
+      if (times++ == 2) crash("segfault"); /* two requests are executed together */
+    } else if (strncmp(what, "crash ", 6) == 0) {
+      crash(what + 6);
+    }
+    if (strcmp(what, "sleep") == 0) usleep(500000);
     if (strcmp(what, "crash follow") == 0) fprintf(stderr, "%c", *(char*)request);
     if (strcmp(what, "wrongly") == 0) {
       wrongly(request);

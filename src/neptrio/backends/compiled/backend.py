@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import LoadContext
+
+log = logging.getLogger("neptrio.python")
 
 MODEL = Path(__file__).with_name("model.py")
 
@@ -54,10 +57,17 @@ class CompiledBackend(PythonBackend):
         return type("CompiledBackend", (cls,), {"library": library})
 
     @classmethod
+    def strategy(cls, context: LoadContext) -> Path | None:
+        """The library that decides which requests are executed together. Raises InvalidArgument."""
+        folders = (context.version_dir, context.model_dir, cls.library.resolve().parent)
+        return find.strategy(context.config, folders)
+
+    @classmethod
     def begun(cls, context: LoadContext) -> dict[str, Any]:
         """What the model's process begins the backend with."""
         library = cls.library.resolve()
         settings = context.settings
+        strategy = cls.strategy(context)
         # what a Triton server tells every backend, beside what --backend-config says
         command_line = {
             "auto-complete-config": "true",
@@ -74,6 +84,7 @@ class CompiledBackend(PythonBackend):
             "model": context.name,
             "version": context.version,
             "repository": str(context.model_dir),
+            "strategy": "" if strategy is None else str(strategy.absolute()),
             "gpus": bool(accelerators.gpus()),
         }
 
@@ -106,6 +117,7 @@ class CompiledBackend(PythonBackend):
     @classmethod
     def examine(cls, context: LoadContext, report: Any) -> None:
         refuse_other_ways(context)
+        cls.strategy(context)
         super().examine(context, report)
 
     own_processes = True
@@ -113,6 +125,11 @@ class CompiledBackend(PythonBackend):
 
     def load(self) -> None:
         refuse_other_ways(self.context)
+        strategy = self.strategy(self.context)
+        if strategy is not None:
+            log.info(
+                "model '%s': '%s' decides which requests are executed together", self.context.name, strategy
+            )
         super().load()
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:

@@ -21,6 +21,7 @@ from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
 from neptrio.settings import Settings
 
+STRATEGY = "batchstrategy.so"
 DEFAULTS = ("/opt/tritonserver/backends",)
 CACHES = Path("/opt/tritonserver/caches")
 
@@ -64,6 +65,26 @@ def cache(name: str, settings: Settings) -> Path:
             f"--cache-config: there is no cache '{name}': looked for '{library}'{also}. The server's own is called 'local'"
         )
     return library
+
+
+def strategy(config: Any, folders: Iterable[Path]) -> Path | None:
+    """The library that decides which requests a dynamic batcher puts together: what the model's parameter
+    TRITON_BATCH_STRATEGY_PATH names, or batchstrategy.so in the first of the folders that has one. Raises InvalidArgument."""
+    path = parameter(config, "TRITON_BATCH_STRATEGY_PATH")
+    scheduler = config.WhichOneof("scheduling_choice")
+    if scheduler == "sequence_batching":
+        if path:
+            raise InvalidArgument(
+                "TRITON_BATCH_STRATEGY_PATH cannot be specified with sequence batcher, using default batching strategy"
+            )
+        return None
+    if path:
+        if not Path(path).is_file():
+            raise InvalidArgument(f"Batching library path not found: {path}")
+        return Path(path) if scheduler == "dynamic_batching" else None
+    if scheduler != "dynamic_batching":
+        return None
+    return next((folder / STRATEGY for folder in folders if (folder / STRATEGY).is_file()), None)
 
 
 def _first(config: Any, folders: Iterable[Path]) -> Path | None:

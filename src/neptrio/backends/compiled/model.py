@@ -30,11 +30,6 @@ class TritonPythonModel:
         host = Host()
         try:
             completed = json.loads(host.begin(start, json.dumps(before), True))
-            if host.batches_itself():
-                pb_utils.Logger.log_warn(
-                    f"backend '{start['backend']}' has functions that form batches, which are not called: this server forms "
-                    "them as the configuration says"
-                )
             groups = [group for group in host.groups() if start["gpus"] or group[0] != "GPU"]
         finally:
             host.finish()

@@ -2,7 +2,8 @@
 
 Rules:
  1. The time of a batch counts from when it was sent to the process. An async model executes what it was sent at once, any
-    other one batch after the other: there it counts from when the one before was answered.
+    other one batch after the other: there it counts from when the one before was answered, or the part before of a batch
+    that is executed in parts.
  2. Only the batch that was late fails with the time limit as its cause; the others fail with the end of the process.
 """
 
@@ -64,6 +65,8 @@ class ExecuteTimeout:
         now = monotonic_ns()
         if batch is not self._oldest[0]:
             self._oldest = (batch, begun if capacity > 1 or self._oldest[0] is None else now)
+        elif begun > self._oldest[1]:
+            self._oldest = (batch, begun)
         if now - self._oldest[1] >= seconds * 1e9:
             self.late = batch
             process.killed_for = self._text()
