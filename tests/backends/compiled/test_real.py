@@ -3,9 +3,11 @@ answers to the same requests. Where no tritonserver is installed (benchmarks/tri
 
 from __future__ import annotations
 
+import json
 import queue
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.tritonserver import environment, home, lay_out
+from tests.backends.compiled import real_models
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.tritonserver import Tritonserver
@@ -102,13 +105,21 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, text, decoupled in (
         ("double", DOUBLE, False),
+        ("spare", DOUBLE, False),
         ("count", COUNT, True),
         ("caller", CALLER, False),
         ("waits", WAITS, True),
     ):
         model = HEAD.replace("DECOUPLED", str(decoupled)) + text
         write_model(folder, name, 'backend: "python"', {"1/model.py": model})
+    real_models.write_models(folder)
     return folder
+
+
+def loads(repository: Path) -> list[str]:
+    """All models but one, which others load."""
+    names = sorted(folder.name for folder in repository.iterdir() if folder.name != "spare")
+    return ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +134,7 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         f"--backend-directory={backends}",
         "--backend-config=python,compiled=true",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
+        *loads(repository),
         env=environment(site),
     )
     yield made
@@ -131,7 +143,7 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def theirs(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tritonserver]:
-    made = Tritonserver(repository, tmp_path_factory.mktemp("tritonserver"))
+    made = Tritonserver(repository, tmp_path_factory.mktemp("tritonserver"), *loads(repository))
     yield made
     made.stop()
 
@@ -175,6 +187,75 @@ def test_the_answers_are_those_of_tritonserver(server: ServerProcess, theirs: Tr
     assert status == "500" and "ValueError: the model does not like 99" in text
     assert "ValueError: the model does not like 99" in answer(theirs.http, "double", 99)[1]
     assert stream(server.grpc, 3) == stream(theirs.grpc, 3) == [[[0]], [[1]], [[2]], None]
+
+
+def done(address: str, how: str, model: str = "does", value: int = 1, **more: Any) -> Any:
+    """What a model answers as text, or the error."""
+    parameters = {"how": how, **more.pop("parameters", {})}
+    with http.InferenceServerClient(address, network_timeout=120) as client:
+        try:
+            found = client.infer(model, numbers(http, value), parameters=parameters, **more)
+        except InferenceServerException as error:
+            return error.status(), error.message()
+        return json.loads(found.as_numpy("TEXT")[0, 0])
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("says", {"request_id": "name", "timeout": 5_000_000, "parameters": {"n": 3, "t": True, "x": "grün"}}),
+    ("says", {"sequence_id": 7, "sequence_start": True, "priority": 1}),
+    ("says", {"sequence_id": "seven", "sequence_end": True, "outputs": [http.InferRequestedOutput("TEXT")]}),
+    ("arguments", {}),
+    ("calls", {}),
+    ("streams", {}),
+    ("threads", {}),
+    ("large", {}),
+    ("ready", {}),
+    ("counts", {}),
+    *(
+        ("fail", {"parameters": {"code": code}})
+        for code in ("INTERNAL", "NOT_FOUND", "CANCELLED", "UNAVAILABLE")
+    ),
+]
+
+
+@pytest.mark.parametrize(("how", "more"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_a_model_says_and_does_is_the_same(
+    server: ServerProcess, theirs: Tritonserver, how: str, more: dict[str, Any]
+) -> None:
+    ours, wanted = done(server.http, how, **dict(more)), done(theirs.http, how, **dict(more))
+    assert ours == wanted
+    assert how == "fail" or not isinstance(ours, tuple), ours
+
+
+def test_calls_are_awaited_on_the_models_loop(server: ServerProcess, theirs: Tritonserver) -> None:
+    for address in (server.http, theirs.http):
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(done, address, "", "async", value) for value in range(8)]
+        assert [one.result() for one in asked] == [[[[2 * value]]] for value in range(8)]
+
+
+def test_a_request_is_executed_again(server: ServerProcess, theirs: Tritonserver) -> None:
+    for address in (server.http, theirs.http):
+        assert done(address, "", "again", 3) == [0, 3]
+
+
+def test_every_datatype_comes_back(server: ServerProcess, theirs: Tritonserver) -> None:
+    inputs = []
+    for kind in real_models.TYPES:
+        made = http.InferInput(f"IN_{kind}", [1, 3], kind.replace("STRING", "BYTES"))
+        array = (
+            np.array([[0, 1, 1]]).astype(kind.lower().replace("fp", "float")) if kind != "STRING" else None
+        )
+        made.set_data_from_numpy(
+            np.array([[b"", "schön".encode(), b"\0\xff"]], object) if array is None else array
+        )
+        inputs.append(made)
+    found = []
+    for address in (server.http, theirs.http):
+        with http.InferenceServerClient(address) as client:
+            answer = client.infer("every", inputs)
+            found.append({kind: answer.as_numpy(f"OUT_{kind}").tolist() for kind in real_models.TYPES})
+    assert found[0] == found[1]
 
 
 def test_its_configuration_log_and_metrics_are_the_servers(server: ServerProcess) -> None:
