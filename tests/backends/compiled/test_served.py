@@ -47,7 +47,10 @@ TYPES = (
 def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "identity", 'backend: "probe"')
-    write_model(folder, "probe", TEXT + ONE)
+    # whose meaning is the library's to know
+    theirs = 'parameters [ { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere" } }, '
+    theirs += '{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value: { string_value: "no" } } ] '
+    write_model(folder, "probe", TEXT + ONE + theirs)
     write_model(folder, "batched", TEXT + ONE + "dynamic_batching { max_queue_delay_microseconds: 300000 }")
     write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
     state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
@@ -56,7 +59,12 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
     text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
     write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
-    made = ServerProcess(folder, f"--backend-directory={backends}", "--backend-config=probe,color=green")
+    made = ServerProcess(
+        folder,
+        f"--backend-directory={backends}",
+        "--backend-config=probe,color=green",
+        "--backend-config=python,isolation=none",  # not of this one
+    )
     yield made
     made.stop()
 
@@ -290,6 +298,10 @@ def test_it_calls_models_of_the_server(client: Any) -> None:
 def test_its_log_lines_and_its_command_line(server: ServerProcess) -> None:
     line = next(line for line in server.log().splitlines() if "probe: backend probe" in line)
     assert json.loads(line[line.index("{") :])["cmdline"]["color"] == "green"
+
+
+def test_the_servers_process_never_opens_the_library(server: ServerProcess) -> None:
+    assert "libtriton_probe" not in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
 def test_a_cancelled_request_is_told_so(server: ServerProcess) -> None:

@@ -7,6 +7,9 @@ model's process is true here: batches over rings, limits, restarts, the reason w
 Rules:
  1. The server's process never opens a backend's library, nor that which backends are bound to.
  2. What the model's process has to know beside the configuration, begun() says, in one place.
+ 3. Parameters that a model.py of this server has a meaning for (EXECUTION_ENV_PATH, FORCE_CPU_ONLY_INPUT_TENSORS) are the
+    library's: it may be Triton's own Python backend. So are they not for its process, nor is what
+    --backend-config=python says of where a model runs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from neptrio.backends.python.auto_complete import complete_config
 from neptrio.backends.python.backend import PythonBackend, apply_completed, initialize_seconds, resources
 from neptrio.config import accelerators
 from neptrio.config.describe_config import to_dict
-from neptrio.config.isolation import isolated, parameter
+from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import LoadContext
 
@@ -32,15 +35,10 @@ MODEL = Path(__file__).with_name("model.py")
 
 def refuse_other_ways(context: LoadContext) -> None:
     """Raises InvalidArgument where the model asks for what only a model.py can have."""
-    config = context.config
-    if not isolated(config, {}):
+    if parameter(context.config, "isolation") not in ("", "process"):
         raise InvalidArgument(
-            f"model '{context.name}' has a compiled backend, which runs in a process of its own: leave out the parameters "
-            "isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
-        )
-    if parameter(config, "EXECUTION_ENV_PATH"):
-        raise InvalidArgument(
-            f"model '{context.name}' has a compiled backend, which needs no Python: leave out the parameter EXECUTION_ENV_PATH"
+            f"model '{context.name}' has a compiled backend, which runs in a process of its own: leave out the parameter "
+            "isolation"
         )
 
 
@@ -55,6 +53,14 @@ class CompiledBackend(PythonBackend):
     def opening(cls, library: Path) -> type[CompiledBackend]:
         """Makes the class of the backend whose library that is."""
         return type("CompiledBackend", (cls,), {"library": library})
+
+    @classmethod
+    def apart(cls, context: LoadContext) -> bool:
+        return True
+
+    @classmethod
+    def interpreter(cls, context: LoadContext) -> str | None:
+        return None
 
     @classmethod
     def strategy(cls, context: LoadContext) -> Path | None:
@@ -119,9 +125,6 @@ class CompiledBackend(PythonBackend):
         refuse_other_ways(context)
         cls.strategy(context)
         super().examine(context, report)
-
-    own_processes = True
-    runs_code_here = False
 
     def load(self) -> None:
         refuse_other_ways(self.context)

@@ -83,10 +83,11 @@ def initialize_seconds(context: LoadContext, backend: str = "python") -> float:
     return time_limits.seconds(text, f"{key} of model '{context.name}'")
 
 
-def execute_seconds(context: LoadContext) -> float | None:
-    """After how many seconds an execute() is late and its process is killed; None for no limit. Raises InvalidArgument."""
+def execute_seconds(context: LoadContext, own: bool) -> float | None:
+    """After how many seconds an execute() is late and its process is killed; None for no limit. `own`: the model runs in
+    processes of its own. Raises InvalidArgument."""
     value = time_limits.execute_seconds(context.config, context.name)
-    if value is not None and not apart(context):
+    if value is not None and not own:
         raise InvalidArgument(
             f"parameter 'EXECUTE_TIMEOUT_SECONDS' of model '{context.name}' needs a process of the model's own: leave out "
             "the parameters isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -123,6 +124,16 @@ class PythonBackend(Backend):
         return type("PythonBasedBackend", (cls,), {"shared_file": file, "default_model_filename": ""})
 
     @classmethod
+    def apart(cls, context: LoadContext) -> bool:
+        """Whether the model runs in processes of its own. Raises InvalidArgument."""
+        return apart(context)
+
+    @classmethod
+    def interpreter(cls, context: LoadContext) -> str | None:
+        """The path of the Python interpreter of the model's processes, None for the server's. Raises InvalidArgument."""
+        return python_of(context)
+
+    @classmethod
     def model_file(cls, context: LoadContext) -> Path:
         """The file with the TritonPythonModel class. Raises InvalidArgument when there is none."""
         path = cls.shared_file or context.version_dir / (context.config.default_model_filename or "model.py")
@@ -136,10 +147,10 @@ class PythonBackend(Backend):
         """Calls the model's auto_complete_config, if it has one, and checks what it returns."""
         path = cls.model_file(context)
         before = json.dumps(to_dict(context.config))
-        if apart(context):
+        if cls.apart(context):
             found = complete_config(
                 context.name,
-                python_of(context),
+                cls.interpreter(context),
                 path,
                 str(context.version_dir),
                 before,
@@ -180,7 +191,7 @@ class PythonBackend(Backend):
         """The limit in seconds for a load in the server's process. Its thread cannot be killed, so the server stops
         waiting for it. None for a model in processes of its own, which are killed when they are late."""
         seconds = initialize_seconds(context)
-        return None if apart(context) else seconds
+        return None if cls.apart(context) else seconds
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:
@@ -188,11 +199,11 @@ class PythonBackend(Backend):
 
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
-        own = apart(context)
+        own = cls.apart(context)
         if own:
-            python_of(context)
+            cls.interpreter(context)
             resources(context)
-        execute_seconds(context)
+        execute_seconds(context, own)
         initialize_seconds(context)
         environment = environment_path(context.config, settings_of(context))
         for problem in examine.problems(cls.model_file(context), imports=not environment):
@@ -200,18 +211,18 @@ class PythonBackend(Backend):
 
     @property
     def own_processes(self) -> bool:  # type: ignore[override]
-        return apart(self.context)
+        return self.apart(self.context)
 
     @property
     def runs_code_here(self) -> bool:  # type: ignore[override]
-        return not apart(self.context)
+        return not self.apart(self.context)
 
     def load(self) -> None:
         path = self.model_file(self.context)
-        own = apart(self.context)
+        own = self.apart(self.context)
         self._preloads = own and template.SUPPORTED and examine.preloads(path)
         # an archive is unpacked here, on the loader's thread
-        self._python = python_of(self.context) if own else None
+        self._python = self.interpreter(self.context) if own else None
         self.regroup(self.context.config)
         withheld = self._resources[1].get("withheld")
         if withheld:
@@ -226,12 +237,12 @@ class PythonBackend(Backend):
     def regroup(self, config: Any) -> None:
         # here and not for each instance, because it takes half a millisecond, and instances are made on the trio thread
         self._config_text = json.dumps(to_dict(config))
-        if apart(self.context):
+        if self.apart(self.context):
             self._resources = resources(self.context, config=config)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         seconds = ready_seconds(self.context)
-        execute_seconds(self.context)
+        execute_seconds(self.context, self.apart(self.context))
         instance = self._instance(name, kind, device_id)
         instance.ready_seconds = seconds
         return instance
@@ -239,7 +250,7 @@ class PythonBackend(Backend):
     def _instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         context = self.context
         config = context.config
-        if apart(context):
+        if self.apart(context):
             python = self._python
             made = IsolatedInstance(
                 name,
@@ -251,7 +262,7 @@ class PythonBackend(Backend):
                 config.model_transaction_policy.decoupled,
                 initialize_seconds(context),
                 *self._resources,
-                execute_seconds(context),
+                execute_seconds(context, True),
                 version=context.version,
                 read_only=parameter(config, "READ_ONLY_INPUTS").lower() == "true",
                 origin=self._origin() if python is None else template.template,
