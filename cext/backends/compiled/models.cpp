@@ -19,11 +19,12 @@ API Failed TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor) {
 }
 
 // ---------------------------------------------------------------- memory managers
+// What is to be page-locked is ordinary memory: copies to a device are slower from there, and right.
 
 API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, int type, int64_t, uint64_t size) {
   FOUND(Manager, found, manager);
   GIVEN(buffer);
-  if (type != CPU) return unsupported(__func__, "it has no memory but the CPU's to give");
+  if (type != CPU && type != CPU_PINNED) return unsupported(__func__, "it has no memory but the CPU's to give");
   *buffer = nullptr;
   if (posix_memalign(buffer, 64, size > 0 ? size : 1) != 0) {
     *buffer = nullptr;
@@ -34,7 +35,7 @@ API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, in
 
 API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int type, int64_t) {
   FOUND(Manager, found, manager);
-  if (type != CPU) return unsupported(__func__, "it has no memory but the CPU's to give");
+  if (type != CPU && type != CPU_PINNED) return unsupported(__func__, "it has no memory but the CPU's to give");
   free(buffer);
   return nullptr;
 }

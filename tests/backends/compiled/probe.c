@@ -16,7 +16,8 @@ void fine(error failed) {
   abort();
 }
 
-static object server, manager, counter;
+object server;
+static object manager, counter;
 static int model_state;
 
 /* ------------------------------------------------------------ what a request says */
@@ -201,75 +202,6 @@ static void wrongly(object request) {
   TRITONSERVER_ErrorDelete(failed);
 }
 
-static error allocate(object allocator, const char* name, size_t size, int type, int64_t id, void* with, void** buffer,
-                      void** buffer_with, int* actual, int64_t* actual_id) {
-  (void)allocator, (void)name, (void)type, (void)id, (void)with;
-  *buffer = malloc(size + 1);
-  *buffer_with = NULL;
-  *actual = 0;
-  *actual_id = 0;
-  return NULL;
-}
-
-static error released_buffer(object allocator, void* buffer, void* with, size_t size, int type, int64_t id) {
-  (void)allocator, (void)with, (void)size, (void)type, (void)id;
-  free(buffer);
-  return NULL;
-}
-
-static void released(object call, uint32_t flags, void* with) {
-  (void)flags, (void)with;
-  fine(TRITONSERVER_InferenceRequestDelete(call));
-}
-
-struct waiting { pthread_mutex_t lock; pthread_cond_t came; int done; char text[512]; };
-
-static void responded(object response, uint32_t flags, void* with) {
-  struct waiting* waiting = with;
-  pthread_mutex_lock(&waiting->lock);
-  if (response != NULL) {
-    error failed = TRITONSERVER_InferenceResponseError(response);
-    if (failed != NULL) {
-      snprintf(waiting->text, sizeof waiting->text, "error: %s", TRITONSERVER_ErrorMessage(failed));
-    } else {
-      const char* name;
-      const void* base;
-      size_t size;
-      fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, NULL, NULL, NULL));
-      snprintf(waiting->text, sizeof waiting->text, "%s=%d", name, size == 4 ? *(const int32_t*)base : -1);
-    }
-    fine(TRITONSERVER_InferenceResponseDelete(response));
-  }
-  if (flags & 1) waiting->done = 1;
-  pthread_cond_signal(&waiting->came);
-  pthread_mutex_unlock(&waiting->lock);
-}
-
-static void call(object request, const char* model) {
-  struct waiting waiting = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, ""};
-  static object allocator;
-  object made;
-  int64_t shape[2] = {1, 1};
-  int32_t value = 42;
-  error failed;
-  if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
-  fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
-  fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
-  fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
-  fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));
-  fine(TRITONSERVER_InferenceRequestSetResponseCallback(made, allocator, NULL, responded, &waiting));
-  failed = TRITONSERVER_ServerInferAsync(server, made, NULL);
-  if (failed != NULL) {
-    said(waiting.text, sizeof waiting.text, failed);
-    fine(TRITONSERVER_InferenceRequestDelete(made));
-  } else {
-    pthread_mutex_lock(&waiting.lock);
-    while (!waiting.done) pthread_cond_wait(&waiting.came, &waiting.lock);
-    pthread_mutex_unlock(&waiting.lock);
-  }
-  answer_text(request, waiting.text);
-}
-
 static void count(object request) {
   double value;
   char text[64];
@@ -287,6 +219,7 @@ static void ask(object request) {
   object none;
   char text[512], missing[200];
   void* memory;
+  int type;
   fine(TRITONBACKEND_RequestId(request, &id));
   fine(TRITONBACKEND_RequestCorrelationId(request, &correlation));
   fine(TRITONBACKEND_RequestFlags(request, &flags));
@@ -295,9 +228,13 @@ static void ask(object request) {
   fine(TRITONSERVER_ServerModelIsReady(server, "identity", -1, &ready));
   fine(TRITONSERVER_ServerModelTransactionProperties(server, "identity", -1, &one, NULL));
   fine(TRITONSERVER_ServerModelTransactionProperties(server, "stream", 1, &many, NULL));
-  fine(TRITONBACKEND_MemoryManagerAllocate(manager, &memory, 0, 0, 100));
-  memset(memory, 1, 100);
-  fine(TRITONBACKEND_MemoryManagerFree(manager, memory, 0, 0));
+  for (type = 0; type < 2; type++) { /* the CPU's, and what is to be page-locked */
+    fine(TRITONBACKEND_MemoryManagerAllocate(manager, &memory, type, 0, 100));
+    memset(memory, 1, 100);
+    fine(TRITONBACKEND_MemoryManagerFree(manager, memory, type, 0));
+  }
+  said(missing, sizeof missing, TRITONBACKEND_MemoryManagerAllocate(manager, &memory, 2, 0, 100));
+  if (strncmp(missing, "5 ", 2) != 0) abort(); /* the GPU's */
   said(missing, sizeof missing, TRITONSERVER_ServerNew(&none, NULL));
   snprintf(text, sizeof text, "id=%s correlation=%lu flags=%u timeout=%lu cancelled=%d ready=%d properties=%u,%u | %s", id,
            (unsigned long)correlation, flags, (unsigned long)timeout, cancelled, ready, one, many,

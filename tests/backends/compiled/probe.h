@@ -7,4 +7,7 @@ void* output(object response, const char* name, int datatype, const int64_t* sha
 void text_output(object response, const char* text);
 void answer_text(object request, const char* text);
 
+extern object server;
+
+void call(object request, const char* model); /* calls.c */
 void measured(object instance, object request); /* statistics.c */

@@ -1,0 +1,75 @@
+/* A request that the backend makes, of another model; its answer is that of the request that asks for it. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "probe.h"
+
+static error allocate(object allocator, const char* name, size_t size, int type, int64_t id, void* with, void** buffer,
+                      void** buffer_with, int* actual, int64_t* actual_id) {
+  (void)allocator, (void)name, (void)type, (void)id, (void)with;
+  *buffer = malloc(size + 1);
+  *buffer_with = NULL;
+  *actual = 0;
+  *actual_id = 0;
+  return NULL;
+}
+
+static error released_buffer(object allocator, void* buffer, void* with, size_t size, int type, int64_t id) {
+  (void)allocator, (void)with, (void)size, (void)type, (void)id;
+  free(buffer);
+  return NULL;
+}
+
+static void released(object call, uint32_t flags, void* with) {
+  (void)flags, (void)with;
+  fine(TRITONSERVER_InferenceRequestDelete(call));
+}
+
+struct waiting { pthread_mutex_t lock; pthread_cond_t came; int done; char text[512]; };
+
+static void responded(object response, uint32_t flags, void* with) {
+  struct waiting* waiting = with;
+  pthread_mutex_lock(&waiting->lock);
+  if (response != NULL) {
+    error failed = TRITONSERVER_InferenceResponseError(response);
+    if (failed != NULL) {
+      snprintf(waiting->text, sizeof waiting->text, "error: %s", TRITONSERVER_ErrorMessage(failed));
+    } else {
+      const char* name;
+      const void* base;
+      size_t size;
+      fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, NULL, NULL, NULL));
+      snprintf(waiting->text, sizeof waiting->text, "%s=%d", name, size == 4 ? *(const int32_t*)base : -1);
+    }
+    fine(TRITONSERVER_InferenceResponseDelete(response));
+  }
+  if (flags & 1) waiting->done = 1;
+  pthread_cond_signal(&waiting->came);
+  pthread_mutex_unlock(&waiting->lock);
+}
+
+void call(object request, const char* model) {
+  struct waiting waiting = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, ""};
+  static object allocator;
+  object made;
+  int64_t shape[2] = {1, 1};
+  int32_t value = 42;
+  error failed;
+  if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
+  fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
+  fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
+  fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
+  fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));
+  fine(TRITONSERVER_InferenceRequestSetResponseCallback(made, allocator, NULL, responded, &waiting));
+  failed = TRITONSERVER_ServerInferAsync(server, made, NULL);
+  if (failed != NULL) {
+    said(waiting.text, sizeof waiting.text, failed);
+    fine(TRITONSERVER_InferenceRequestDelete(made));
+  } else {
+    pthread_mutex_lock(&waiting.lock);
+    while (!waiting.done) pthread_cond_wait(&waiting.came, &waiting.lock);
+    pthread_mutex_unlock(&waiting.lock);
+  }
+  answer_text(request, waiting.text);
+}
