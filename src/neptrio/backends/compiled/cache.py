@@ -229,6 +229,7 @@ class CompiledCache(CacheElsewhere):
         except Violation as error:
             process.kill(str(error))
         finally:
+            self._gauges = 0.0, 0.0, 0.0  # the next process begins with nothing, and tells only changes
             self._post(lambda: self._ended(process))
         with self._lock:
             self._current = None

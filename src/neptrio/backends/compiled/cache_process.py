@@ -27,7 +27,7 @@ from typing import NamedTuple
 from neptrio.backends.python.children import Started
 from neptrio.backends.python.limits import inherited
 from neptrio.backends.python.printed_lines import records
-from neptrio.loop import threads
+from neptrio.loop import process_ends, threads
 from neptrio.loop.process_ends import ends
 
 log = logging.getLogger("neptrio.cache")
@@ -138,7 +138,8 @@ class CacheProcess:
         head = bytearray(ANSWER.size)
         self._socket.settimeout(BEGIN_SECONDS)
         while self._receive(memoryview(head)):
-            self._socket.settimeout(None)
+            if not self.begun:
+                self._socket.settimeout(None)
             kind, code, number, size = ANSWER.unpack(head)
             if kind == ANSWERED:
                 if number not in self.open:
@@ -198,11 +199,9 @@ class CacheProcess:
         if child is None:
             self._socket.close()
             return ""
-        try:
-            child.wait(seconds)
-        except subprocess.TimeoutExpired:
+        if not process_ends.wait(child, seconds):
             child.kill()
-            child.wait()
+            process_ends.wait(child, None)
         ends.forget(child)
         self._hang_up()  # whoever sends gets an error, then nobody has the descriptor
         with self._sending:
