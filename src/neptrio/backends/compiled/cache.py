@@ -5,8 +5,9 @@ it was never given. The choice: a process of its own (cache_process.py), which i
 time, or cannot be believed, is a miss.
 
 Rules:
- 1. The trio thread decides and never blocks. The writer thread sends questions; the supervisor thread starts processes, takes
-    their answers to pieces, and posts them to the trio thread.
+ 1. The trio thread decides and never blocks. It sends lookups, which are small; the writer thread sends what is to be stored, and
+    lookups when the socket is busy. The supervisor thread starts processes, takes their answers to pieces, and posts them to
+    the trio thread.
  2. A lookup is answered within timeout_ms, whatever the process does. While an answer is overdue nothing is asked: it is a miss
     at once, so that a cache that hangs costs each request that time once and not again and again.
  3. A process that owes an answer for restart_ms is killed. One that has ended is started again after a pause, which doubles up to
@@ -301,7 +302,8 @@ class CompiledCache(CacheElsewhere):
         self._storing += asked.size
         self._asked[asked.number] = asked
         process.open.add(asked.number)
-        self._work.put((process, asked, block))
+        if block is not None or not process.send_now(asked.number, asked.key.hex().encode()):
+            self._work.put((process, asked, block))
         self._look_at(asked.at_ns + (self._restart_ns if answered is None else self._timeout_ns))
         return asked
 

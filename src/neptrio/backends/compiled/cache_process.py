@@ -5,7 +5,7 @@ Rules:
  2. The thread that makes one outlives it: the kernel kills the process when that thread ends.
  3. What the process sends is not believed. An answer to a question that nobody has asked, or of a size that cannot be, ends it;
     so no more is held here than was asked for.
- 4. send() blocks while the process does not read, answers() while it does not write. kill() ends both.
+ 4. send() blocks while the process does not read, answers() while it does not write. kill() ends both. send_now() never blocks.
 """
 
 from __future__ import annotations
@@ -132,6 +132,19 @@ class CacheProcess:
             self._socket.sendall(QUESTION.pack(kind, len(key), number, size) + key)
             if value is not None:
                 self._socket.sendall(value)
+
+    def send_now(self, number: int, key: bytes) -> bool:
+        """Sends a lookup if that does not block; whether it did."""
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            question = QUESTION.pack(LOOKUP, len(key), number, 0) + key
+            # so few bytes are taken in whole or not at all; if not, the process sees no question that it could answer
+            return self._socket.send(question, socket.MSG_DONTWAIT) == len(question)
+        except OSError:
+            return False
+        finally:
+            self._sending.release()
 
     def answers(self) -> Iterator[Message]:
         """What it sends, until it ends. Raises Violation (rule 3), and where the first does not come within BEGIN_SECONDS."""
