@@ -110,6 +110,8 @@ def test_it_is_a_cache_as_any_other(probed: Probed) -> None:
     until(lambda: probed.asked(1, ("OUTPUT1",)), probed.server.log)
     log = probed.server.log()
     assert '"more": "a,b"' in log and "timeout_ms" not in re.findall("begun with .*", log)[0]
+    line = Path(f"/proc/{probed.process()}/cmdline").read_bytes()
+    assert b"libtritoncache_probe" in line and b"control" not in line, "a setting may be a secret"
     assert re.search(r"W\d{4} .*probe: a warning of the cache's", log), "as the warning that it is"
 
     def counted() -> bool:

@@ -47,9 +47,11 @@ FINISH_SECONDS = 5.0  # for the library to end in good order
 LEVELS = {"[E] ": logging.ERROR, "[W] ": logging.WARNING, "[I] ": logging.INFO, "[V] ": logging.DEBUG}
 BOOTSTRAP = """
 import ctypes, sys
-serve = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL).neptrio_cache_serve
-texts = [text.encode("utf-8", "surrogateescape") for text in sys.argv[4:7]]
-sys.exit(serve(int(sys.argv[2]), int(sys.argv[3]), *texts, ctypes.c_size_t(int(sys.argv[7])), int(sys.argv[8])))
+abi, *numbers = sys.argv[1:6]
+sock, server, most, threads = map(int, numbers)
+title, library = [text.encode("utf-8", "surrogateescape") for text in sys.argv[6:]]
+serve = ctypes.CDLL(abi, ctypes.RTLD_GLOBAL).neptrio_cache_serve
+sys.exit(serve(sock, server, title, library, sys.stdin.buffer.read(), ctypes.c_size_t(most), threads))
 """
 
 
@@ -79,13 +81,18 @@ class CacheProcess:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._child: Started | None = None
         self._output = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        settings_file = os.memfd_create("cache-settings")  # nobody's to read: there may be a password
+        try:
+            os.write(settings_file, json.dumps(settings).encode())
+            os.lseek(settings_file, 0, os.SEEK_SET)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except BaseException:
+            os.close(settings_file)
+            raise
         self._socket = ours
         try:
             ends.prepare()
-            title, config = f"cache:{name}"[:15], json.dumps(settings)
-            limits = [str(MOST_BYTES), str(THREADS)]
-            sock, server = str(theirs.fileno()), str(os.getpid())
+            numbers = [str(theirs.fileno()), str(os.getpid()), str(MOST_BYTES), str(THREADS)]
             self._child = Started(
                 [
                     sys.executable,
@@ -94,14 +101,11 @@ class CacheProcess:
                     "-c",
                     BOOTSTRAP,
                     abi,
-                    sock,
-                    server,
-                    title,
+                    *numbers,
+                    f"cache:{name}"[:15],
                     str(library),
-                    config,
-                    *limits,
                 ],
-                stdin=subprocess.DEVNULL,
+                stdin=settings_file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
@@ -115,6 +119,7 @@ class CacheProcess:
             self.end(0)
             raise
         finally:
+            os.close(settings_file)
             theirs.close()
         self.pid = self._child.pid
 
