@@ -78,11 +78,10 @@ int CacheLibrary::lookup(const std::string& key, size_t most, std::string* found
   return COMPILED_FINE;
 }
 
-int CacheLibrary::insert(const std::string& key, const std::string& value, std::string* error) {
-  std::string own = value;  // the library is given its address
+int CacheLibrary::insert(const std::string& key, std::string& value, std::string* error) {
   CacheCall call(true);
   call.allocator->given = &value;
-  call.entry->parts.push_back({&own[0], own.size()});
+  call.entry->parts.push_back({&value[0], value.size()});
   const int code = said(store(cache, key.c_str(), call.entry->handle, call.allocator->handle), error);
   std::lock_guard<std::mutex> held(call.entry->lock);  // rule 1: a thread of the library's may just use them
   call.entry->parts.clear();

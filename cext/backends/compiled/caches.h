@@ -32,7 +32,7 @@ struct CacheNumbers {
 struct CacheLibrary {
   int begin(const char* path, const char* config, std::string* error);
   int lookup(const std::string& key, size_t most, std::string* found, std::string* error);
-  int insert(const std::string& key, const std::string& value, std::string* error);
+  int insert(const std::string& key, std::string& value, std::string* error);  // the library is given its address
   int finish(std::string* error);
 
  private:
