@@ -105,24 +105,25 @@ def test_what_is_overdue_is_a_miss_and_closes_the_cache_to_others(
         answers.append(found)
         again.append(direct.cache.ask(b"key", answers.append))
 
+    now = monotonic_ns()
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now)
     first = direct.cache.ask(b"key", answered)
     second = direct.cache.ask(b"key", answered)
     third = direct.cache.ask(b"key", answered)
     assert first is not None and second is not None and third is not None
     third.forget()
-    now = monotonic_ns()
-    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 99_000_000)
-    direct.timers.fire(now + 99_000_000)
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 99_999_999)
+    direct.timers.fire(now + 99_999_999)
     assert answers == []
-    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 101_000_000)
-    direct.timers.fire(now + 101_000_000)
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 100_000_000)
+    direct.timers.fire(now + 100_000_000)
     assert answers == [None, None] and again == [None, None], (
         "who is answered comes back and is not asked for"
     )
     assert direct.cache.insert(b"other", [from_numpy("T", np.zeros(4))]) is False
     assert len(direct.cache._asked) == 3
-    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 5_001_000_000)
-    direct.timers.fire(now + 5_001_000_000)
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 5_000_000_000)
+    direct.timers.fire(now + 5_000_000_000)
     direct.control.write_text("normal")
     process = direct.cache._process
     assert process is not None and process.killed_for == "it did not answer within 5 s"
