@@ -83,6 +83,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     add("--model-memory-budget", type=flags.memory_budget, default=0, metavar="SIZE|P%%",
         help="the memory of the host that models may hold together (8GiB, 500MiB, bytes, or a share of what the server may "
         "use); models that are loaded on demand are put away for others")  # fmt: skip
+    add("--model-cache-directory", type=Path, default=None,
+        help="where it is remembered for the next start what models hold (default: a file in the first local repository)")  # fmt: skip
     add("--load-wait-secs", type=flags.positive_seconds, default=60.0,
         help="how long a request waits for a model that is loaded on demand")  # fmt: skip
     add(

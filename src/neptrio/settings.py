@@ -25,6 +25,9 @@ class Settings:
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
     model_memory_budget: int = 0  # bytes of the host that all models may hold together; 0: any
+    model_cache_directory: Path | None = (
+        None  # what is learnt of models is kept here; None: beside their folders
+    )
     load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     access_log: str = "off"  # json or combined: a line for each request

@@ -29,9 +29,10 @@ from neptrio.limits import shown
 from neptrio.loop import allocator, threads
 from neptrio.repository import putting_away
 from neptrio.repository.demand import Demand
-from neptrio.repository.expected import estimate, files_of
+from neptrio.repository.expected import files_of, need
 from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import Hold, Holder, size_text
+from neptrio.repository.remembered import Remembered
 from neptrio.repository.waiting import NoRoom
 from neptrio.settings import Settings
 
@@ -46,6 +47,7 @@ log = logging.getLogger("neptrio.repository")
 
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
+KEPT_SECONDS = 10.0  # between writings of what models hold
 PATIENCE_SECONDS = 0.5  # that a load waits for room while later ones take what comes free
 LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
 KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
@@ -72,7 +74,7 @@ class Budget:
         self.limit = settings.model_memory_budget  # bytes, 0: none
         self._reserved: dict[Operation, int] = {}
         self._promised: dict[Operation, int] = {}  # those that have waited longest come first
-        self._learnt: dict[str, int] = {}  # model -> what it has held when it was loaded
+        self.remembered = Remembered(catalog.repositories.sizes_file(settings))
         self._uses: dict[str, _Use] = {}
         self._beside = 0  # the least that this process was seen to hold beside its models
         self._pause, self._again = (
@@ -153,23 +155,24 @@ class Budget:
     async def make_room(self, operation: Operation, found: Found, aside: Aside) -> None:
         """Reserves what a load will take, once there is room for it; settle() ends that. Raises NoRoom. Where it has to
         wait, the load is `aside`."""
+        name = operation.record.name
         if not self.limit:
             return
-        name = operation.record.name
-        learnt, expected = self._learnt.get(name, 0), estimate(found)
-        need = max(learnt, expected)
-        if (learnt or files_of(found)) <= self.limit:  # only its height may be above
-            need = min(need, self.limit)
-        if need > self.limit:
+        known = self.remembered.of(name, found.digest)
+        held = 0 if known is None else known.held
+        size = need(found, held)
+        if (held or files_of(found)) <= self.limit:  # only its height may be above
+            size = min(size, self.limit)
+        if size > self.limit:
             raise NoRoom(
-                f"model '{shown(name)}' takes about {size_text(need)}, more than --model-memory-budget="
+                f"model '{shown(name)}' takes about {size_text(size)}, more than --model-memory-budget="
                 f"{size_text(self.limit)}"
             )
-        if self._short(need, self.holders()) + self._promised_before(operation) <= 0:
-            self._reserved[operation] = need
+        if self._short(size, self.holders()) + self._promised_before(operation) <= 0:
+            self._reserved[operation] = size
             return
         async with aside():
-            await self._room(operation, need)
+            await self._room(operation, size)
 
     def _short(self, need: int, holders: list[Holder]) -> int:
         """How many bytes are missing for a load."""
@@ -209,10 +212,10 @@ class Budget:
     def _promised_before(self, operation: Operation) -> int:
         """What loads will take that have waited for room so long that what comes free is theirs first."""
         found = 0
-        for other, need in self._promised.items():
+        for other, size in self._promised.items():
             if other is operation:
                 break
-            found += need
+            found += size
         return found
 
     def settle(self, operation: Operation) -> None:
@@ -221,19 +224,20 @@ class Budget:
         if operation.building or operation.discarding:
             return
         if self._reserved.pop(operation, None) is not None:
-            record = operation.record
-            size = sum(model.host_bytes for model in record.serving.values())
-            if size:
-                self._learnt[record.name] = size
+            self._remember(operation.record)
             self._shrink()  # it may have turned out larger
+
+    def _remember(self, record: Record) -> None:
+        """Notes what a model holds."""
+        size = sum(model.host_bytes for model in record.serving.values())
+        if size:
+            self.remembered.note(record.name, record.digest, size, record.last_seconds)
 
     def put_away(self, name: str, why: str) -> None:
         """Takes a model out of service that nobody uses; the next request loads it again."""
         record, known = self._catalog.records[name], self._demand.known[name]
         log.info("putting '%s' away: %s", name, why, extra={"subject": name})
-        size = sum(model.host_bytes for model in record.serving.values())
-        if size:
-            self._learnt[name] = size
+        self._remember(record)
         known.put_away += 1
         record.wanted = record.explicit = False
         self._uses.pop(name, None)
@@ -243,7 +247,7 @@ class Budget:
 
     async def watch(self) -> None:
         """Puts away what is idle, and what is above the budget because models have grown, for ever."""
-        measured = trio.current_time()
+        measured = kept = trio.current_time()
         self._beside = self._beside_models()
         while True:
             await trio.sleep(LOOK_SECONDS)
@@ -253,6 +257,21 @@ class Budget:
             self.look()
             if self.limit:
                 await self._give_back()
+            if self.remembered.due and trio.current_time() - kept >= KEPT_SECONDS:
+                await self.keep()
+                kept = trio.current_time()
+
+    async def recall(self) -> None:
+        """Takes up what was remembered at an earlier start."""
+        if self.limit:
+            with suppress(threads.NoThread):
+                self.remembered.take(await threads.run(self.remembered.read, abandon_on_cancel=True))
+
+    async def keep(self) -> None:
+        """Writes down what models hold, for the next start."""
+        if self.remembered.due:
+            with suppress(threads.NoThread):
+                await threads.run(self.remembered.write, self.remembered.snapshot(), abandon_on_cancel=True)
 
     async def _give_back(self) -> None:
         """Returns memory that requests have freed: a model's run may have needed much, which the allocator keeps. What is in

@@ -1,4 +1,5 @@
-"""What a load is expected to take of the host's memory at its height, by the model's files. Nothing here waits or reads a file."""
+"""What a load is expected to take of the host's memory at its height, by the model's files and by what it held before. Nothing
+here waits or reads a file."""
 
 from __future__ import annotations
 
@@ -39,3 +40,12 @@ def estimate(found: Found) -> int:
         return files + files // 2
     instances = sum(max(group.count, 1) for group in config.instance_group) or 1
     return files + CODE_BYTES * instances * len(found.versions)
+
+
+def need(found: Found, held: int) -> int:
+    """The bytes that a load is expected to take, of a model that held so many when it was last loaded; 0 where nobody knows."""
+    config = found.source.config
+    code = config.backend not in (*NATIVE, "onnxruntime") and not defaults.is_ensemble(config)
+    if held and code:  # what code allocates its files do not say
+        return held + held // 4
+    return max(held, estimate(found))

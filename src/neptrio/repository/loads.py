@@ -204,6 +204,7 @@ class Loads:
             ):
                 record.wanted = True
                 record.source, record.fingerprint = found.source, found.fingerprint
+                record.digest = found.digest
                 self._catalog.lack(record, not found.versions)
                 for model in record.serving.values():
                     version_labels.take_over(model.config, found.source.config)
@@ -252,7 +253,11 @@ class Loads:
         ):
             return nullcontext(nullcontext)
         operation.phase = "waiting for its turn to load"
-        dear = operation.record.last_seconds > DEAR_SECONDS or files_of(found) > DEAR_BYTES
+        seconds = operation.record.last_seconds
+        if not seconds and self._catalog.budget is not None:
+            known = self._catalog.budget.remembered.of(operation.record.name, found.digest)
+            seconds = 0.0 if known is None else known.seconds
+        dear = seconds > DEAR_SECONDS or files_of(found) > DEAR_BYTES
         return self._line.turn(operation.record.name, dear, monotonic_ns())
 
     async def _make(self, operation: Operation, found: Found, parameters: LoadParameters) -> None:
@@ -279,6 +284,7 @@ class Loads:
         operation.phase = "taking over"
         self._catalog.compose(record, children)
         record.source, record.fingerprint, record.place = found.source, found.fingerprint, found.place
+        record.digest = found.digest
         if parameters.repository:
             record.chosen = found.place
         record.override = parameters.config

@@ -39,6 +39,7 @@ from neptrio.settings import Settings
 log = logging.getLogger("neptrio.repository")
 
 
+KEEP_SECONDS = 2.0  # how long writing down what models hold may delay the shutdown
 REFRESH_SECONDS = 30.0  # how long listing cloud storage may delay the start, or a poll
 
 
@@ -101,6 +102,8 @@ class RepositoryManager(Catalog):
                 if name not in operations and (name not in known or name in self._settings.load_model):
                     operations[name] = self.loads.begin(name, LoadParameters())
 
+        if self.budget is not None:
+            await self.budget.recall()
         if self._settings.model_control_mode == "on-demand":
             await self._refresh()
         await self._look()
@@ -284,6 +287,9 @@ class RepositoryManager(Catalog):
     async def unload_all(self) -> None:
         """Shutdown: unloads every model after its accepted requests are answered."""
         self.close()
+        if self.budget is not None:
+            with trio.move_on_after(KEEP_SECONDS):
+                await self.budget.keep()
         try:
             for record in list(self.records.values()):
                 for operation in list(record.operations):

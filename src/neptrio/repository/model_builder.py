@@ -62,6 +62,7 @@ class Found:
     folder: Folder | None = None  # the temporary folder of a file override
     listed: bool = True  # a repository has a folder of that name
     written: Any = None  # inference.ModelConfig, before anything was filled in
+    digest: str = ""  # scan.digest() of the folder; "" where a load call has brought configuration or files
 
     @property
     def place(self) -> Path | None:
@@ -199,6 +200,7 @@ class ModelBuilder:
             folder,
             listed,
             written,
+            "" if parameters.config is not None or folder is not None else scan.digest(state),
         )
 
     def _refuse_links(self, model_dir: Path) -> None:

@@ -111,6 +111,7 @@ class Record:
     # of what is served: the configuration as given, the folder's state, the temporary folder of a file override
     source: ConfigSource | None = None
     fingerprint: Fingerprint | None = None
+    digest: str = ""  # of that state, "" where a load call has brought configuration or files
     override: str | None = None
     folder: Folder | None = None
     place: Path | None = None  # the folder of the repository that it was loaded from, also after an unload

@@ -18,7 +18,7 @@ from pathlib import Path
 from neptrio.errors import NotFound
 from neptrio.limits import shown
 from neptrio.loop import threads
-from neptrio.repository import scan, single_model
+from neptrio.repository import remembered, scan, single_model
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
@@ -44,6 +44,13 @@ class Repositories:
         # what a client may call each repository
         self._called = {kept: _names_of(str(given)) for given, kept in zip(local, self._local, strict=True)}
         self._clouds_called = {cloud: _names_of(cloud.url) for cloud in self.cloud}
+
+    def sizes_file(self, settings: Settings) -> Path | None:
+        """Where it is remembered what models hold (repository.remembered); None where there is no folder for it."""
+        if settings.model_cache_directory is not None:
+            return settings.model_cache_directory / remembered.SHOWN
+        given = (place for place in settings.model_repository if isinstance(place, Path))
+        return next((place / remembered.HIDDEN for place in given if place not in self._singles), None)
 
     def select(self, repository: str) -> tuple[tuple[Path, ...], tuple[CloudRepository, ...]]:
         """The local and the cloud repositories that a client calls `repository`, all of them for "". Raises NotFound."""

@@ -7,6 +7,7 @@ elsewhere. --follow-external-links=true lifts that.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -161,6 +162,12 @@ def _take_fingerprints(
                     _take_fingerprints(entry.path, name + "/", depth + 1, allowed, found)
             else:
                 found[name] = (info.st_mtime_ns, info.st_size)
+
+
+def digest(state: Fingerprint) -> str:
+    """A text that two states of a folder have in common only if they are the same."""
+    text = "\0".join(f"{name}\0{time}\0{size}" for name, (time, size) in sorted(state.items()))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def wanted(config: object, available: list[int]) -> list[int]:
