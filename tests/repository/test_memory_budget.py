@@ -310,6 +310,29 @@ def test_the_models_of_an_ensemble_go_after_it(tmp_path: Path) -> None:
         assert states(client)["asked"] == "put away: room for 'step'"
 
 
+def test_steps_that_do_not_fit_together_are_told_at_once(tmp_path: Path) -> None:
+    steps = ""
+    for name, given, made in (("first", "INPUT0", "between"), ("second", "between", "OUTPUT0")):
+        model(tmp_path, name)
+        steps += f"""step {{ model_name: "{name}" model_version: -1
+            input_map {{ key: "INPUT0" value: "{given}" }} output_map {{ key: "OUTPUT0" value: "{made}" }} }} """
+    tensor = "data_type: TYPE_INT32 dims: [ -1 ]"
+    write_model(
+        tmp_path,
+        "whole",
+        f"""platform: "ensemble" max_batch_size: 0 input {{ name: "INPUT0" {tensor} }}
+        output {{ name: "OUTPUT0" {tensor} }} ensemble_scheduling {{ {steps} }} """,
+    )
+    flags = ("--model-memory-budget=19MiB", "--load-wait-secs=600")
+    with server(tmp_path, *flags) as running, httpclient.InferenceServerClient(running.http) as client:
+        told = r"takes about 15\.0 MiB beside other steps of 'whole', which waits for it: .* is held by '(first|second)' 1\d"
+        for _ in range(2):
+            with pytest.raises(InferenceServerException, match=told):
+                infer(client, "whole")
+        infer(client, "first")
+        infer(client, "second")
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

@@ -33,6 +33,12 @@ def test_what_is_held_stays(hold: Hold) -> None:
     assert names(choose(holders, 20)) == (["a"] if hold.passes else []), "the rest may come soon"
 
 
+@pytest.mark.parametrize("hold", [None, *Hold])
+def test_steps_that_an_ensemble_waits_with_stay_once_they_are_loaded(hold: Hold | None) -> None:
+    holders = [Holder("step", 10, 1, hold)]
+    assert hopeful(holders, 10, {"step"}) is (hold in (Hold.LOADING, Hold.LEAVING))
+
+
 def test_an_ensemble_goes_before_its_steps() -> None:
     ensemble = Holder("e", 0, 20, steps=True)
     step = Holder("s", 10, 1, needed_by=("e",))

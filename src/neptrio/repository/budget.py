@@ -27,7 +27,7 @@ import trio
 
 from neptrio.limits import shown
 from neptrio.loop import allocator, threads
-from neptrio.repository import putting_away
+from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
 from neptrio.repository.expected import files_of, need
 from neptrio.repository.load_line import Aside
@@ -192,7 +192,8 @@ class Budget:
                         return
                     # what serves under this name stays until this load has replaced it
                     others = [one for one in holders if one.name != name or one.hold is Hold.LEAVING]
-                    if not putting_away.hopeful(others, short):
+                    together = self._together(name)
+                    if not putting_away.hopeful(others, short, together.keys()):
                         break
                     if trio.current_time() - began >= PATIENCE_SECONDS:
                         self._promised[operation] = need
@@ -204,10 +205,27 @@ class Budget:
                     await trio.sleep(RETRY_SECONDS)
         finally:
             self._promised.pop(operation, None)
+        holders, together = self.holders(), self._together(name)
+        ensemble = next((together[holder.name] for holder in holders if holder.name in together), "")
+        beside = f" beside other steps of '{shown(ensemble)}', which waits for it" if ensemble else ""
         raise NoRoom(
-            f"there is no room for model '{shown(name)}', which takes about {size_text(need)}: --model-memory-budget="
-            f"{size_text(self.limit)} is held by {putting_away.who_holds(self.holders())}"
+            f"there is no room for model '{shown(name)}', which takes about {size_text(need)}{beside}: "
+            f"--model-memory-budget={size_text(self.limit)} is held by {putting_away.who_holds(holders)}"
         )
+
+    def _together(self, name: str) -> dict[str, str]:
+        """Models that stay because an ensemble waits for this one, which it needs with them, and that ensemble."""
+        found: dict[str, str] = {}
+        records, users = self._catalog.records, self._catalog.users
+        for ensemble in version_states.above(users, name):
+            if records[ensemble].operations:
+                todo = list(records[ensemble].children)
+                while todo:
+                    child = todo.pop()
+                    if child != name and child not in found:
+                        found[child] = ensemble
+                        todo += records[child].children if child in records else ()
+        return found
 
     def _promised_before(self, operation: Operation) -> int:
         """What loads will take that have waited for room so long that what comes free is theirs first."""

@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,10 +69,15 @@ def choose(holders: Sequence[Holder], need: int) -> list[Holder]:
     return list(chosen.values()) if freed else []
 
 
-def staying(holders: Iterable[Holder]) -> set[str]:
-    """The models that stay until somebody does something about it."""
+def staying(holders: Iterable[Holder], together: Set[str] = frozenset()) -> set[str]:
+    """The models that stay until somebody does something about it. Those `together` do, too, once they are loaded."""
     every = {holder.name: holder for holder in holders}
-    found = {name for name, holder in every.items() if holder.hold is not None and not holder.hold.passes}
+    found = {
+        name
+        for name, holder in every.items()
+        if (holder.hold is not None and not holder.hold.passes)
+        or (name in together and holder.hold not in (Hold.LOADING, Hold.LEAVING))
+    }
     more = True
     while more:  # steps of ensembles that stay, which may be ensembles themselves
         more = False
@@ -83,9 +88,9 @@ def staying(holders: Iterable[Holder]) -> set[str]:
     return found
 
 
-def hopeful(holders: Sequence[Holder], need: int) -> bool:
-    """Whether so many bytes can be put away, now or soon."""
-    kept = staying(holders)
+def hopeful(holders: Sequence[Holder], need: int, together: Set[str] = frozenset()) -> bool:
+    """Whether so many bytes can be put away, now or soon. `together`: the other steps of an ensemble that waits for the bytes."""
+    kept = staying(holders, together)
     return sum(holder.size for holder in holders if holder.name not in kept) >= need
 
 
