@@ -193,6 +193,60 @@ def test_what_a_load_has_made_in_vain_counts_until_it_is_gone(tmp_path: Path) ->
         until(lambda: held_bytes(running)[0] == 0)
 
 
+IMPORTS_LATE = """
+import os
+
+folder = os.path.dirname(os.path.dirname(__file__))
+open(os.path.join(folder, "begun"), "w").close()
+with open(os.path.join(folder, "latch")) as held:
+    held.read()
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_load_that_was_given_up_counts_until_its_thread_has_ended(tmp_path: Path) -> None:
+    config = 'backend: "python" max_batch_size: 0 '
+    config += 'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
+    config += parameter("isolation", "none")
+    folder = write_model(tmp_path, "late", config, {"1/model.py": IMPORTS_LATE})
+    sized(folder, 10)
+    model(tmp_path, "asked", 12)
+    with (
+        server(tmp_path, "--model-memory-budget=34MiB", "--model-load-thread-count=1") as running,
+        Latch(folder / "latch") as held,
+        httpclient.InferenceServerClient(running.http) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        late = pool.submit(own_load, running, "late")
+        until((folder / "begun").exists)
+        client.unload_model("late")
+        with pytest.raises(InferenceServerException):
+            late.result(60)
+        assert held_bytes(running)[0] >= 26 * MIB
+        asked = pool.submit(own_infer, running, "asked")
+        told = "waiting for room, held by 'late' 26.0 MiB (its load was given up, and has not ended)"
+        until(lambda: phase(running, "asked") == told)
+        held.open()
+        asked.result(60)
+        until(lambda: held_bytes(running)[0] < 20 * MIB)
+
+
+def own_load(running: ServerProcess, name: str) -> None:
+    with httpclient.InferenceServerClient(running.http) as client:
+        client.load_model(name)
+
+
+def phase(running: ServerProcess, name: str) -> str:
+    """What the load of a model under way is doing."""
+    with Http1(running.http) as own:
+        answer = json.loads(own.request("GET", f"/v2/repository/models/{name}").body)
+    return str(answer.get("loading", {"phase": ""})["phase"])
+
+
 def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
     config = """backend: "python" max_batch_size: 0
     input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]

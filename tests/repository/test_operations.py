@@ -46,6 +46,7 @@ class FakeModel:
         self.stopped = False
         self.counters = ModelCounters()
         self.load_duration_secs = 0.0
+        self.cpu_bytes = 0
         self.reason = ""
         self.backend = SimpleNamespace(runs_code_here=False, own_processes=False)
         self.config = SimpleNamespace(instance_group=[])
@@ -88,7 +89,9 @@ class FakeLoader:
         source = ConfigSource(parse_text(CONFIGS[name], name))
         return Found(Path(name), source, {"changed": (next(self._changes), 0)}, [1])
 
-    async def build(self, name: str, version: int, found: Found, made: list[Any], tell: Any) -> Any:
+    async def build(
+        self, name: str, version: int, found: Found, made: list[Any], tell: Any, behind: Any
+    ) -> Any:
         model = FakeModel(version)
         self.models.append(model)
         made.append(model)

@@ -36,7 +36,7 @@ def test_what_is_held_stays(hold: Hold) -> None:
 @pytest.mark.parametrize("hold", [None, *Hold])
 def test_steps_that_an_ensemble_waits_with_stay_once_they_are_loaded(hold: Hold | None) -> None:
     holders = [Holder("step", 10, 1, hold)]
-    assert hopeful(holders, 10, {"step"}) is (hold in (Hold.LOADING, Hold.LEAVING))
+    assert hopeful(holders, 10, {"step"}) is (hold in (Hold.LOADING, Hold.LEAVING, Hold.GIVEN_UP))
 
 
 def test_an_ensemble_goes_before_its_steps() -> None:

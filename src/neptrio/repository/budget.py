@@ -96,7 +96,8 @@ class Budget:
             if leaving:
                 found.append(Holder(record.name, leaving, now_ms, Hold.LEAVING))
         for operation, size in self._reserved.items():
-            found.append(Holder(operation.record.name, size, now_ms, Hold.LOADING))
+            hold = Hold.GIVEN_UP if operation.done.is_set() else Hold.LOADING
+            found.append(Holder(operation.record.name, size, now_ms, hold))
         return found
 
     def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:

@@ -165,9 +165,13 @@ class Loads:
             log.exception("stopping a model that was not needed failed")
         finally:
             self.discarding -= 1
-            operation.discarding -= 1
-            if self._catalog.budget is not None:
-                self._catalog.budget.settle(operation)
+            self._not_ended(operation, -1)
+
+    def _not_ended(self, operation: Operation, change: int) -> None:
+        """More or fewer of what a load that was given up has begun have not ended."""
+        operation.discarding += change
+        if change < 0 and self._catalog.budget is not None:
+            self._catalog.budget.settle(operation)
 
     async def _load(self, operation: Operation) -> bool:
         """Loads and puts into service; returns True when what is served has changed."""
@@ -357,7 +361,12 @@ class Loads:
                     )
                 else:
                     models[version] = await self.builder.build(
-                        name, version, found, operation.building, operation.tell
+                        name,
+                        version,
+                        found,
+                        operation.building,
+                        operation.tell,
+                        functools.partial(self._not_ended, operation),
                     )
             except TritonError as error:
                 failed.append((version, bare(error)))

@@ -2,8 +2,8 @@
 
 Rules:
  1. Files are read on loader threads (--model-load-thread-count); nothing here changes what serves.
- 2. A cancelled load leaves its thread behind: what the thread still makes is dropped when it ends. Another thread
-    may run in its place, so a model that hangs never blocks other loads.
+ 2. A cancelled load leaves its thread behind: what the thread still makes is dropped when it ends. Until then it counts as
+    one of the loader threads, but there is always one that was not left behind: models that hang never block all others.
  3. Every failure is a TritonError with the text and traceback of the model's own error.
  4. A folder that changes while its configuration is read is read again, so that nobody serves half a file.
     Later changes (weights replaced during the load) are noticed by the next load or poll.
@@ -94,7 +94,8 @@ class ModelBuilder:
         self._loop = loop
         self._completions = completions
         self._memory = probe
-        self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
+        self._threads = settings.model_load_thread_count
+        self._limiter = trio.CapacityLimiter(self._threads)
         self._host = host
         self.left_behind = 0  # threads of cancelled loads that are still running
 
@@ -116,7 +117,7 @@ class ModelBuilder:
 
         `chosen` is the repository that an earlier load call named, which decides where several have such a folder.
         """
-        found: Found = await self._on_thread(lambda: self._find(name, parameters, chosen), _forget)
+        found: Found = await self.on_thread(lambda: self._find(name, parameters, chosen), _forget)
         return found
 
     def _find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
@@ -209,17 +210,23 @@ class ModelBuilder:
             raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 
     async def build(
-        self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
+        self,
+        name: str,
+        version: int,
+        found: Found,
+        made: list[Building],
+        tell: Callable[[str], None],
+        behind: Callable[[int], None],
     ) -> Model:
         """Makes and starts a model that does not serve yet.
 
-        It is put into `made` as soon as it holds anything; `tell` is called with the name of each phase. A failed
-        build is tried again --model-load-retry-count times, except when a thread of the model hangs. Raises
-        TritonError.
+        It is put into `made` as soon as it holds anything; `tell` is called with the name of each phase, `behind` with 1
+        when a thread is left behind and with -1 when that has ended. A failed build is tried again
+        --model-load-retry-count times, except when a thread of the model hangs. Raises TritonError.
         """
         for left in range(self._settings.model_load_retry_count, -1, -1):
             try:
-                return await self._build(name, version, found, made, tell)
+                return await self._build(name, version, found, made, tell, behind)
             except TritonError as error:
                 held = [b for b in made if isinstance(b, Model) and b.version == str(version)]
                 if not left or held:
@@ -228,7 +235,13 @@ class ModelBuilder:
         raise AssertionError("the last attempt returns or raises")
 
     async def _build(
-        self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
+        self,
+        name: str,
+        version: int,
+        found: Found,
+        made: list[Building],
+        tell: Callable[[str], None],
+        behind: Callable[[int], None],
     ) -> Model:
         own = model_config.new_config()
         own.CopyFrom(found.source.config)
@@ -257,9 +270,11 @@ class ModelBuilder:
 
         try:
             with self._allocating(), self._memory.measure() as measured:
-                backend_class, limit = await self._on_thread(limits, lambda late: None)
+                backend_class, limit = await self.on_thread(limits, lambda late: None)
                 with trio.move_on_after(math.inf if limit is None else limit) as scope:
-                    backend = await self._on_thread(read, lambda late: late.unload(), context.abandonment)
+                    backend = await self.on_thread(
+                        read, lambda late: late.unload(), context.abandonment, behind
+                    )
                 if scope.cancelled_caught:
                     raise too_long("auto_complete_config or the import", context, limit)
                 measured.weigh(_weight(backend, found, version))
@@ -274,11 +289,11 @@ class ModelBuilder:
                         made.remove(model)
                     raise
                 if backend.own_processes:
-                    await self._on_thread(model.measure_processes, lambda late: None)
+                    await self.on_thread(model.measure_processes, lambda late: None)
                 elif (
                     self._settings.model_memory_budget
                 ):  # else what the load has freed would count as the model's
-                    await self._on_thread(allocator.give_back, lambda late: None)
+                    await self.on_thread(allocator.give_back, lambda late: None)
             model.measured(measured)
         except TritonError:
             raise
@@ -310,12 +325,12 @@ class ModelBuilder:
 
         try:
             with self._allocating(), self._memory.measure() as measured:
-                regrouping = Regrouping(model, await self._on_thread(complete, lambda late: None))
+                regrouping = Regrouping(model, await self.on_thread(complete, lambda late: None))
                 regrouping.written = found.written
                 made.append(regrouping)
                 await regrouping.start(tell)
                 if model.backend.own_processes:
-                    await self._on_thread(model.measure_processes, lambda late: None)
+                    await self.on_thread(model.measure_processes, lambda late: None)
             regrouping.measured = measured
         except TritonError:
             raise
@@ -324,11 +339,17 @@ class ModelBuilder:
             raise Internal(summary(error)) from error
         return regrouping
 
-    async def _on_thread(self, work: Any, late: Any, abandonment: Abandonment | None = None) -> Any:
+    async def on_thread(
+        self,
+        work: Any,
+        late: Any,
+        abandonment: Abandonment | None = None,
+        behind: Callable[[int], None] = lambda change: None,
+    ) -> Any:
         """Returns work() of a loader thread. When the caller is cancelled meanwhile, `abandonment` is told, and
-        late(result) is called when the thread is done."""
+        late(result) is called when the thread is done; `behind` as for build()."""
         token = trio.lowlevel.current_trio_token()
-        lock = threading.Lock()
+        lock, borrower = threading.Lock(), object()  # of the limiter, not run(), which would refer to itself
         outcome: list[Any] = []
         abandoned = False
 
@@ -348,12 +369,12 @@ class ModelBuilder:
                     return result
             _drop(result, late)
             try:
-                token.run_sync_soon(self._thread_ended)
+                token.run_sync_soon(self._thread_ended, borrower, behind)
             except trio.RunFinishedError:
                 pass
             return None
 
-        await self._limiter.acquire_on_behalf_of(run)
+        await self._limiter.acquire_on_behalf_of(borrower)
         try:
             with self._loop.poller.giving_way():
                 return await threads.run(run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
@@ -361,17 +382,25 @@ class ModelBuilder:
             with lock:
                 if not outcome:
                     abandoned = True
-                    self.left_behind += 1
+                    self._count_behind(1)
+                    behind(1)
             if outcome:
                 _drop(outcome[0], late)
             elif abandonment is not None:
                 abandonment.now()
             raise
         finally:
-            self._limiter.release_on_behalf_of(run)
+            if not abandoned:
+                self._limiter.release_on_behalf_of(borrower)
 
-    def _thread_ended(self) -> None:
-        self.left_behind -= 1
+    def _thread_ended(self, borrower: object, behind: Callable[[int], None]) -> None:
+        self._limiter.release_on_behalf_of(borrower)
+        self._count_behind(-1)
+        behind(-1)
+
+    def _count_behind(self, change: int) -> None:
+        self.left_behind += change
+        self._limiter.total_tokens = max(self._threads, self.left_behind + 1)
 
 
 def _drop(result: Any, late: Any) -> None:

@@ -23,6 +23,7 @@ class Hold(Enum):
     FRESH = "was loaded a moment ago"
     LOADING = "is being loaded"
     LEAVING = "is being put away"
+    GIVEN_UP = "its load was given up, and has not ended"
     SEQUENCES = "has live sequences"
     KEPT = "keep_loaded"
     BY_HAND = "was not loaded on demand"
@@ -30,7 +31,12 @@ class Hold(Enum):
     @property
     def passes(self) -> bool:
         """Whether it soon may be otherwise."""
-        return self in (Hold.REQUESTS, Hold.FRESH, Hold.LOADING, Hold.LEAVING)
+        return self.ends or self in (Hold.REQUESTS, Hold.FRESH)
+
+    @property
+    def ends(self) -> bool:
+        """Whether what is held becomes less by itself, whoever waits."""
+        return self in (Hold.LOADING, Hold.LEAVING, Hold.GIVEN_UP)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def staying(holders: Iterable[Holder], together: Set[str] = frozenset()) -> set[
         name
         for name, holder in every.items()
         if (holder.hold is not None and not holder.hold.passes)
-        or (name in together and holder.hold not in (Hold.LOADING, Hold.LEAVING))
+        or (name in together and not (holder.hold is not None and holder.hold.ends))
     }
     more = True
     while more:  # steps of ensembles that stay, which may be ensembles themselves

@@ -72,7 +72,7 @@ class Operation:
         self.released = trio.Event()  # set when the next load of this model may begin
         self.done = trio.Event()
         self.building: list[Model | Regrouping] = []  # made, but not serving yet
-        self.discarding = 0  # of these, that were not needed and have not stopped yet
+        self.discarding = 0  # of these, and threads left behind, that were not needed and have not ended yet
 
     def cancel(self, reason: TritonError) -> None:
         """Ends the load; its caller gets `reason` as the error."""
