@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from neptrio import storage_uri
 from neptrio.cores import usable_cores
@@ -198,20 +198,31 @@ def positive_seconds(text: str) -> float:
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def memory_budget(text: str) -> int:
-    """Bytes of memory: a number with KiB, MiB, GiB or TiB, or `P%` of what this process may use; 0 for no limit."""
-    if "=" in text:
+class MemoryBudget(NamedTuple):
+    """So many bytes that models may hold."""
+
+    device: int | None  # of that GPU, by its number; None: of the host
+    size: int  # 0: any number
+
+
+def memory_budget(text: str) -> MemoryBudget:
+    """Bytes of memory: a number with KiB, MiB, GiB or TiB, or `P%` of what this process may use; 0 for no limit. With
+    `gpu:N=` before it, bytes of that GPU's memory."""
+    place, equals, size = text.rpartition("=")
+    device = re.fullmatch(r"gpu:(\d{1,4})", place.strip(), re.I) if equals else None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(?:i?B)?|(%))", size.strip(), re.I)
+    if (
+        (equals and device is None)
+        or found is None
+        or (found[3] and (device is not None or float(found[1]) > 100))
+    ):
         raise argparse.ArgumentTypeError(
-            f"a budget for one device is not supported, expected SIZE or P%, got '{text}'"
-        )
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(?:i?B)?|(%))", text.strip(), re.I)
-    if found is None or (found[3] and float(found[1]) > 100):
-        raise argparse.ArgumentTypeError(
-            f"expected a number of bytes, a number with KiB, MiB, GiB or TiB, or 1% to 100%, got '{text}'"
+            f"expected a number of bytes, a number with KiB, MiB, GiB or TiB, or 1% to 100%, or such a size of a GPU as "
+            f"gpu:0=8GiB, got '{text}'"
         )
     if found[3]:
-        return int(memory_limit() * float(found[1]) / 100)
-    return int(float(found[1]) * UNITS[found[2].upper()])
+        return MemoryBudget(None, int(memory_limit() * float(found[1]) / 100))
+    return MemoryBudget(int(device[1]) if device else None, int(float(found[1]) * UNITS[found[2].upper()]))
 
 
 def _ranged(text: str, low: int, high: int | None) -> int:

@@ -80,9 +80,10 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="how often modes poll and on-demand look at the folders, 0 = never again")  # fmt: skip
     add("--load-model", action="append", default=[],
         help="a model to load at start in modes explicit and on-demand, '*' for all; may be repeated")  # fmt: skip
-    add("--model-memory-budget", type=flags.memory_budget, default=0, metavar="SIZE|P%%",
+    add("--model-memory-budget", type=flags.memory_budget, action="append", default=[], metavar="SIZE|P%%|gpu:N=SIZE",
         help="the memory of the host that models may hold together (8GiB, 500MiB, bytes, or a share of what the server may "
-        "use); models that are loaded on demand are put away for others")  # fmt: skip
+        "use), or that of a GPU (gpu:0=20GiB); models that are loaded on demand are put away for others; may be "
+        "repeated")  # fmt: skip
     add("--model-cache-directory", type=Path, default=None,
         help="where it is remembered for the next start what models hold (default: a file in the first local repository)")  # fmt: skip
     add("--load-wait-secs", type=flags.positive_seconds, default=60.0,

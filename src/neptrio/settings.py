@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import Denied
-from neptrio.flags import AdminAddress, Restriction, check_restrictions, compile_pattern
+from neptrio.flags import AdminAddress, MemoryBudget, Restriction, check_restrictions, compile_pattern
 from neptrio.limits import LOAD_BYTES, OUTPUT_BYTES
 from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES, TraceOptions, start_values
 from neptrio.scheduling.cache_config import parse_config
@@ -24,7 +24,9 @@ class Settings:
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
-    model_memory_budget: int = 0  # bytes of the host that all models may hold together; 0: any
+    model_memory_budget: tuple[
+        MemoryBudget, ...
+    ] = ()  # what all models may hold together of the host, or of a GPU
     model_cache_directory: Path | None = (
         None  # what is learnt of models is kept here; None: beside their folders
     )
@@ -173,6 +175,8 @@ class Settings:
             raise ValueError("--load-model belongs to --model-control-mode=explicit and on-demand")
         if self.model_memory_budget and self.model_control_mode not in ("explicit", "on-demand"):
             raise ValueError("--model-memory-budget needs --model-control-mode=on-demand or explicit")
+        if len({budget.device for budget in self.model_memory_budget}) < len(self.model_memory_budget):
+            raise ValueError("--model-memory-budget is given twice for the host, or for one GPU")
         if "*" in self.load_model and len(set(self.load_model)) > 1:
             raise ValueError("--load-model=* loads every model, other names beside it have no use")
         if self.backend_directory is not None and not self.backend_directory.is_dir():
@@ -194,6 +198,18 @@ class Settings:
             raise ValueError(
                 "--grpc-use-ssl-mutual needs --grpc-root-cert=FILE, the roots of client certificates"
             )
+
+    @property
+    def memory_budgets(self) -> dict[int, int]:
+        """Bytes that models may hold, by place: GPUs by their numbers, the host as -1."""
+        return {
+            -1 if one.device is None else one.device: one.size for one in self.model_memory_budget if one.size
+        }
+
+    @property
+    def host_memory_budget(self) -> int:
+        """Bytes of the host that models may hold; 0: any."""
+        return self.memory_budgets.get(-1, 0)
 
     def _check_frontends(self) -> None:
         if not self.allow_http and not self.allow_grpc:

@@ -10,6 +10,7 @@ import pytest
 
 import neptrio
 from neptrio.embedded.setting_values import checked
+from neptrio.flags import MemoryBudget
 from neptrio.settings import Settings
 
 
@@ -56,6 +57,12 @@ def test_wrong_settings_are_refused_when_they_are_given(
         ({"log_verbose": 1}, {"log_verbose": 1}),
         ({"log_verbose": "true", "log_format": "iso8601"}, {"log_verbose": 1, "log_format": "ISO8601"}),
         ({"trace_rate": 1}, {"trace_rate": "1"}),
+        ({"model_memory_budget": 1 << 30}, {"model_memory_budget": (MemoryBudget(None, 1 << 30),)}),
+        ({"model_memory_budget": MemoryBudget(0, 5)}, {"model_memory_budget": (MemoryBudget(0, 5),)}),
+        (
+            {"model_memory_budget": ["1GiB", "gpu:0=2GiB"]},
+            {"model_memory_budget": (MemoryBudget(None, 1 << 30), MemoryBudget(0, 2 << 30))},
+        ),
         ({"rate_limit_resource": "R:4"}, {"rate_limit_resource": (("R", None, 4),)}),
         ({"rate_limit_resource": ("R", 0, 4)}, {"rate_limit_resource": (("R", 0, 4),)}),
         ({"backend_config": "python,a=b"}, {"backend_config": {"python": {"a": "b"}}}),

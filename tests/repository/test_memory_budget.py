@@ -390,7 +390,8 @@ def test_steps_that_do_not_fit_together_are_told_at_once(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("gpu:0=1GiB", "a budget for one device is not supported"),
+        ("gpu:0=50%", "expected a number of bytes"),
+        ("cpu:0=1GiB", "expected a number of bytes"),
         ("much", "expected a number of bytes"),
         ("101%", "expected a number of bytes"),
     ],

@@ -11,6 +11,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.repository import remembered, scan
+from neptrio.repository.putting_away import HOST
 from neptrio.repository.remembered import HEAD, HIDDEN, Remembered, Size
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -24,7 +25,7 @@ def kept(file: Path) -> dict[str, Size]:
 def keep(file: Path, **models: int) -> Remembered:
     made = Remembered(file)
     for name, held in models.items():
-        made.note(name, f"files of {name}", held, 0.25)
+        made.note(name, f"files of {name}", {HOST: held, 1: 7 * held}, 0.25)
     made.write(made.snapshot())
     return made
 
@@ -34,11 +35,11 @@ def test_what_is_written_is_read_and_counts_for_the_same_files_only(tmp_path: Pa
     keep(file, a=10, b=20)
     later = Remembered(file)
     later.take(later.read())
-    assert later.of("a", "files of a") == Size("files of a", 10, 0.25) and not later.due
+    assert later.of("a", "files of a") == Size("files of a", 10, 0.25, {1: 70}) and not later.due
     assert later.of("a", "other files") is None and later.of("c", "") is None
-    later.note("c", "", 5, 0.1)  # a load call has brought its files
+    later.note("c", "", {HOST: 5}, 0.1)  # a load call has brought its files
     assert not later.due
-    later.note("b", "files of b", 30, 0.25)
+    later.note("b", "files of b", {HOST: 30}, 0.25)
     assert later.due
     later.write(later.snapshot())
     assert not later.due and kept(file)["b"].held == 30
@@ -59,7 +60,7 @@ def test_what_was_measured_longest_ago_goes_first(tmp_path: Path, monkeypatch: p
     made = keep(file, d=4, a=1)
     assert list(kept(file)) == ["c", "d", "a"]
     for name in "efg":
-        made.note(name, "files", 1, 0.1)
+        made.note(name, "files", {HOST: 1}, 0.1)
     assert list(made.snapshot()) == ["e", "f", "g"]
 
 
@@ -78,7 +79,7 @@ LINE = {"name": "a", "files": "x", "held": 1, "seconds": 0.1}
             json.dumps(HEAD) + "\n" + json.dumps({**LINE, key: value}) + "\n"
             for key, value in (
                 ("name", 1), ("files", None), ("held", -1), ("held", 1 << 60), ("held", True), ("seconds", "x"),
-                ("seconds", float("nan")),
+                ("seconds", float("nan")), ("gpus", []), ("gpus", {"x": 1}), ("gpus", {"0": -1}),
             )
         ),
     ],
@@ -99,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
 ) -> None:
     (tmp_path / "folder").write_text("a file")
     made = keep(tmp_path / "folder" / "sizes", a=1)
-    made.note("b", "files", 1, 0.1)
+    made.note("b", "files", {HOST: 1}, 0.1)
     assert not made.due
     made.write(made.snapshot())
     assert len(caplog.records) == 1 and "--model-cache-directory names another folder" in caplog.text

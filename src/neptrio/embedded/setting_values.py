@@ -57,6 +57,8 @@ def _setting(name: str, value: Any, actions: Mapping[str, argparse.Action]) -> A
 
 def _made_by(kind: Any, value: Any) -> bool:
     """Whether a value is what that flag makes, and not several of them."""
+    if kind is flags.memory_budget:
+        return isinstance(value, flags.MemoryBudget)
     return kind is flags.resource and isinstance(value, tuple) and bool(value) and isinstance(value[0], str)
 
 
@@ -81,6 +83,8 @@ def _one(name: str, value: Any, action: argparse.Action) -> Any:
     elif kind is flags.boolean:
         if not isinstance(value, bool):
             raise _wrong(name, "bool", value)
+        made = value
+    elif isinstance(value, flags.MemoryBudget):
         made = value
     elif kind in NUMBERS or kind is flags.verbosity:
         if not isinstance(value, Real) or isinstance(value, bool) or not float(value).is_integer():

@@ -37,9 +37,11 @@ def document(row: DemandRow) -> dict[str, Any]:
     return made
 
 
-def families(rows: Iterable[DemandRow], states: Mapping[str, int], held: int, limit: int) -> list[Family]:
-    """The families. `rows`: of models that were asked for; `states`: how many models are in each state; `held`: bytes that
-    models hold, of `limit`; 0: there is none."""
+def families(
+    rows: Iterable[DemandRow], states: Mapping[str, int], memory: Iterable[tuple[int, int, int]]
+) -> list[Family]:
+    """The families. `rows`: of models that were asked for; `states`: how many models are in each state; `memory`: (GPU, or -1
+    for the host, bytes that models hold there, budget)."""
     models = Family("neptrio_demand_models", "Models that are loaded on demand, by state", "gauge")
     waiting = Family(
         "neptrio_demand_waiting_requests", "Requests that wait for a model to be loaded", "gauge"
@@ -66,7 +68,10 @@ def families(rows: Iterable[DemandRow], states: Mapping[str, int], held: int, li
         "neptrio_demand_held_bytes", "Memory of the host that models hold or are loading into", "gauge"
     )
     budget = Family("neptrio_demand_budget_bytes", "Memory of the host that models may hold", "gauge")
-    if limit:
-        resident.sample("", held)
-        budget.sample("", limit)
-    return [resident, budget, models, waiting, hits, misses, loads, put_away]
+    on_gpu = Family("neptrio_demand_gpu_held_bytes", "Memory of a GPU that models hold", "gauge")
+    gpu_budget = Family("neptrio_demand_gpu_budget_bytes", "Memory of a GPU that models may hold", "gauge")
+    for place, held, limit in memory:
+        label = pairs([("gpu", str(place))]) if place >= 0 else ""
+        (on_gpu if label else resident).sample(label, held)
+        (gpu_budget if label else budget).sample(label, limit)
+    return [resident, budget, on_gpu, gpu_budget, models, waiting, hits, misses, loads, put_away]

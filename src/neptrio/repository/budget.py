@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,9 +30,9 @@ from neptrio.limits import shown
 from neptrio.loop import allocator, threads
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
-from neptrio.repository.expected import files_of, need
+from neptrio.repository.expected import device_need, files_of, need
 from neptrio.repository.load_line import Aside
-from neptrio.repository.putting_away import Hold, Holder, size_text
+from neptrio.repository.putting_away import HOST, Hold, Holder, budget_text, size_text
 from neptrio.repository.remembered import Remembered
 from neptrio.repository.waiting import NoRoom
 from neptrio.settings import Settings
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from neptrio.repository.withdrawal import Withdrawal
 
 log = logging.getLogger("neptrio.repository")
+
+Sizes = dict[int, int]  # place (putting_away.HOST, or a GPU) -> bytes
 
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
@@ -71,16 +74,14 @@ class Budget:
         self._catalog = catalog
         self._demand = demand
         self._withdrawal = withdrawal
-        self.limit = settings.model_memory_budget  # bytes, 0: none
-        self._reserved: dict[Operation, int] = {}
-        self._promised: dict[Operation, int] = {}  # those that have waited longest come first
+        self.limits = settings.memory_budgets  # place -> bytes; {}: no budget
+        self._reserved: dict[Operation, Sizes] = {}
+        self._promised: dict[Operation, Sizes] = {}  # those that have waited longest come first
         self.remembered = Remembered(catalog.repositories.sizes_file(settings))
         self._uses: dict[str, _Use] = {}
         self._beside = 0  # the least that this process was seen to hold beside its models
-        self._pause, self._again = (
-            LOOK_SECONDS,
-            0.0,
-        )  # seconds to, and time of, the next try to return free memory
+        self._pause = LOOK_SECONDS  # to the next try to return free memory, at most
+        self._again = 0.0  # when that is
 
     # ------------------------------------------------------------ what is held
 
@@ -92,12 +93,12 @@ class Budget:
             serving = list(record.serving.values())
             if serving:
                 found.append(self._holder(record, serving, now_ms))
-            leaving = sum(retirement.model.host_bytes for retirement in record.retiring)
-            if leaving:
-                found.append(Holder(record.name, leaving, now_ms, Hold.LEAVING))
-        for operation, size in self._reserved.items():
+            leaving = _held_by(retirement.model for retirement in record.retiring)
+            if any(leaving.values()):
+                found.append(_holder_of(leaving, record.name, now_ms, Hold.LEAVING))
+        for operation, sizes in self._reserved.items():
             hold = Hold.GIVEN_UP if operation.done.is_set() else Hold.LOADING
-            found.append(Holder(operation.record.name, size, now_ms, hold))
+            found.append(_holder_of(sizes, operation.record.name, now_ms, hold))
         return found
 
     def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:
@@ -107,9 +108,9 @@ class Budget:
             for user in sorted(self._catalog.users.get(name, ()))
             if (above := self._catalog.records.get(user)) is not None and (above.serving or above.operations)
         )
-        return Holder(
+        return _holder_of(
+            _held_by(serving),
             name,
-            sum(model.host_bytes for model in serving),
             self._used_ms(name, serving, now_ms),
             self._hold(record, serving, now_ms),
             needed_by,
@@ -146,10 +147,10 @@ class Budget:
             return Hold.FRESH
         return None
 
-    @property
-    def held(self) -> int:
-        """Bytes that models hold, loads under way will hold, and models that leave still hold."""
-        return sum(holder.size for holder in self.holders())
+    def rows(self) -> list[tuple[int, int, int]]:
+        """(place, bytes that models hold, loads under way will hold, and models that leave still hold, budget)."""
+        holders = self.holders()
+        return [(p, sum(one.at(p).size for one in holders), limit) for p, limit in self.limits.items()]
 
     # ------------------------------------------------------------ room for loads
 
@@ -157,62 +158,90 @@ class Budget:
         """Reserves what a load will take, once there is room for it; settle() ends that. Raises NoRoom. Where it has to
         wait, the load is `aside`."""
         name = operation.record.name
-        if not self.limit:
+        if not self.limits:
             return
         known = self.remembered.of(name, found.digest)
-        held = 0 if known is None else known.held
-        size = need(found, held)
-        if (held or files_of(found)) <= self.limit:  # only its height may be above
-            size = min(size, self.limit)
-        if size > self.limit:
-            raise NoRoom(
-                f"model '{shown(name)}' takes about {size_text(size)}, more than --model-memory-budget="
-                f"{size_text(self.limit)}"
-            )
-        if self._short(size, self.holders()) + self._promised_before(operation) <= 0:
-            self._reserved[operation] = size
+        needs: Sizes = {}
+        for place, limit in self.limits.items():
+            if place == HOST:
+                held = 0 if known is None else known.held
+                size, least = need(found, held), held or files_of(found)
+            else:
+                size = least = device_need(found, place, 0 if known is None else known.devices.get(place, 0))
+            if least <= limit:  # only its height may be above
+                size = min(size, limit)
+            if size > limit:
+                what = "" if place == HOST else f" of GPU {place}"
+                raise NoRoom(
+                    f"model '{shown(name)}' takes about {size_text(size)}{what}, more than {budget_text(place, limit)}"
+                )
+            needs[place] = size
+        if not self._missing(operation, needs, self.holders()):
+            self._reserved[operation] = needs
             return
         async with aside():
-            await self._room(operation, size)
+            await self._room(operation, needs)
 
-    def _short(self, need: int, holders: list[Holder]) -> int:
-        """How many bytes are missing for a load."""
-        return sum(holder.size for holder in holders) + need - self.limit
+    def _short(self, place: int, needs: Sizes, holders: list[Holder]) -> int:
+        """How many bytes of a place are missing for a load."""
+        return sum(holder.at(place).size for holder in holders) + needs[place] - self.limits[place]
 
-    async def _room(self, operation: Operation, need: int) -> None:
+    def _missing(self, operation: Operation, needs: Sizes, holders: list[Holder]) -> list[int]:
+        """The places in which there is no room for a load yet."""
+        before = self._promised_before(operation)
+        return [p for p in self.limits if self._short(p, needs, holders) + before.get(p, 0) > 0]
+
+    async def _room(self, operation: Operation, needs: Sizes) -> None:
         """Waits until there is room, and reserves it. Raises NoRoom."""
         name, began = operation.record.name, trio.current_time()
+        where = HOST
         try:
             with trio.move_on_after(self._settings.load_wait_secs):
                 while True:
                     holders = self.holders()
-                    short = self._short(need, holders)
-                    before = self._promised_before(operation)
-                    if short + before <= 0:
-                        self._reserved[operation] = need
+                    missing = self._missing(operation, needs, holders)
+                    if not missing:
+                        self._reserved[operation] = needs
                         return
-                    # what serves under this name stays until this load has replaced it
-                    others = [one for one in holders if one.name != name or one.hold is Hold.LEAVING]
-                    together = self._together(name)
-                    if not putting_away.hopeful(others, short, together.keys()):
+                    hopeless = [place for place in missing if not self._hopeful(name, place, needs, holders)]
+                    where = (hopeless or missing)[0]
+                    if hopeless:
                         break
                     if trio.current_time() - began >= PATIENCE_SECONDS:
-                        self._promised[operation] = need
-                    operation.tell(f"waiting for room, held by {putting_away.who_holds(holders)}")
-                    leaving = sum(holder.size for holder in holders if holder.hold is Hold.LEAVING)
-                    if not before:  # else it is their turn
-                        for victim in putting_away.choose(_without_leaving(holders), short - leaving):
-                            self.put_away(victim.name, f"room for '{name}'")
+                        self._promised[operation] = needs
+                    held_by = putting_away.who_holds(holder.at(where) for holder in holders)
+                    operation.tell(f"waiting for room, held by {held_by}")
+                    if not any(self._promised_before(operation).values()):  # else it is their turn
+                        self._make_way(name, missing, needs, holders)
                     await trio.sleep(RETRY_SECONDS)
         finally:
             self._promised.pop(operation, None)
-        holders, together = self.holders(), self._together(name)
+        holders, together = [holder.at(where) for holder in self.holders()], self._together(name)
         ensemble = next((together[holder.name] for holder in holders if holder.name in together), "")
         beside = f" beside other steps of '{shown(ensemble)}', which waits for it" if ensemble else ""
         raise NoRoom(
-            f"there is no room for model '{shown(name)}', which takes about {size_text(need)}{beside}: "
-            f"--model-memory-budget={size_text(self.limit)} is held by {putting_away.who_holds(holders)}"
+            f"there is no room for model '{shown(name)}', which takes about {size_text(needs[where])}{beside}: "
+            f"{budget_text(where, self.limits[where])} is held by {putting_away.who_holds(holders)}"
         )
+
+    def _hopeful(self, name: str, place: int, needs: Sizes, holders: list[Holder]) -> bool:
+        """Whether waiting for room in a place has a point."""
+        # what serves under this name stays until this load has replaced it
+        others = [one.at(place) for one in holders if one.name != name or one.hold is Hold.LEAVING]
+        return putting_away.hopeful(others, self._short(place, needs, holders), self._together(name).keys())
+
+    def _make_way(self, name: str, missing: list[int], needs: Sizes, holders: list[Holder]) -> None:
+        """Puts models away for a load."""
+        gone: set[str] = set()
+        for place in missing:
+            here = [holder.at(place) for holder in holders]
+            leaving = sum(
+                holder.size for holder in here if holder.hold is Hold.LEAVING or holder.name in gone
+            )
+            left = [holder for holder in _without_leaving(here) if holder.name not in gone]
+            for victim in putting_away.choose(left, self._short(place, needs, holders) - leaving):
+                gone.add(victim.name)
+                self.put_away(victim.name, f"room for '{name}'")
 
     def _together(self, name: str) -> dict[str, str]:
         """Models that stay because an ensemble waits for this one, which it needs with them, and that ensemble."""
@@ -228,13 +257,13 @@ class Budget:
                         todo += records[child].children if child in records else ()
         return found
 
-    def _promised_before(self, operation: Operation) -> int:
+    def _promised_before(self, operation: Operation) -> Sizes:
         """What loads will take that have waited for room so long that what comes free is theirs first."""
-        found = 0
-        for other, size in self._promised.items():
+        found: Counter[int] = Counter()
+        for other, sizes in self._promised.items():
             if other is operation:
                 break
-            found += size
+            found.update(sizes)
         return found
 
     def settle(self, operation: Operation) -> None:
@@ -248,9 +277,9 @@ class Budget:
 
     def _remember(self, record: Record) -> None:
         """Notes what a model holds."""
-        size = sum(model.host_bytes for model in record.serving.values())
-        if size:
-            self.remembered.note(record.name, record.digest, size, record.last_seconds)
+        held = _held_by(record.serving.values())
+        if any(held.values()):
+            self.remembered.note(record.name, record.digest, held, record.last_seconds)
 
     def put_away(self, name: str, why: str) -> None:
         """Takes a model out of service that nobody uses; the next request loads it again."""
@@ -270,11 +299,11 @@ class Budget:
         self._beside = self._beside_models()
         while True:
             await trio.sleep(LOOK_SECONDS)
-            if self.limit and trio.current_time() - measured >= MEASURED_SECONDS:
+            if self.limits and trio.current_time() - measured >= MEASURED_SECONDS:
                 await self.measure()
                 measured = trio.current_time()
             self.look()
-            if self.limit:
+            if HOST in self.limits:
                 await self._give_back()
             if self.remembered.due and trio.current_time() - kept >= KEPT_SECONDS:
                 await self.keep()
@@ -282,7 +311,7 @@ class Budget:
 
     async def recall(self) -> None:
         """Takes up what was remembered at an earlier start."""
-        if self.limit:
+        if self.limits:
             with suppress(threads.NoThread):
                 self.remembered.take(await threads.run(self.remembered.read, abandon_on_cancel=True))
 
@@ -324,15 +353,13 @@ class Budget:
         }
         for holder in putting_away.idle(holders, seconds, _now_ms()):
             self.put_away(holder.name, f"idle for {seconds[holder.name]:g} s")
-        if self.limit:
-            self._shrink()
+        self._shrink()
 
     def _shrink(self) -> None:
         """Puts models away while they hold more than the budget."""
-        if self.limit:
-            holders = self.holders()
-            above = sum(holder.size for holder in holders if holder.hold is not Hold.LEAVING) - self.limit
-            for victim in putting_away.choose(_without_leaving(holders), above):
+        for place, limit in self.limits.items():
+            here = _without_leaving([holder.at(place) for holder in self.holders()])
+            for victim in putting_away.choose(here, sum(holder.size for holder in here) - limit):
                 self.put_away(victim.name, "models have grown beyond the budget")
 
     async def measure(self) -> None:
@@ -358,6 +385,26 @@ class Budget:
             for model in record.serving.values():
                 if model.backend.own_processes:
                     yield model
+
+
+def _held_by(models: Iterable[Model]) -> Sizes:
+    """What models hold together: place -> bytes."""
+    found: Counter[int] = Counter()
+    for model in models:
+        found[HOST] += model.host_bytes
+        found.update(model.device_bytes)
+    return found
+
+
+def _holder_of(
+    sizes: Sizes,
+    name: str,
+    used_ms: int,
+    hold: Hold | None,
+    needed_by: tuple[str, ...] = (),
+    steps: bool = False,
+) -> Holder:
+    return Holder(name, sizes.get(HOST, 0), used_ms, hold, needed_by, steps, sizes)
 
 
 def _without_leaving(holders: list[Holder]) -> list[Holder]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from neptrio.observe import demand_families
 from neptrio.observe.demand_families import DemandRow
 from neptrio.observe.exposition import Family
+from neptrio.repository.putting_away import HOST
 
 if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
@@ -56,18 +57,19 @@ class DemandView:
         )
 
     def totals(self) -> dict[str, Any]:
-        """How many models are in each state, and the memory: `held_bytes` and `budget_bytes`, which are 0 without a budget."""
-        budget = self._catalog.budget
-        states = Counter(known.standing.state.value for known in self._demand.known.values())
-        return {
-            "states": dict(sorted(states.items())),
-            "held_bytes": 0 if budget is None or not budget.limit else budget.held,
-            "budget_bytes": 0 if budget is None else budget.limit,
-        }
+        """How many models are in each state, and the host's memory: `held_bytes` and `budget_bytes`, which are 0 without a
+        budget."""
+        held, limit = next(((held, limit) for place, held, limit in self._memory() if place == HOST), (0, 0))
+        return {"states": self._states(), "held_bytes": held, "budget_bytes": limit}
 
     def families(self) -> list[Family]:
         """The metrics."""
-        totals = self.totals()
-        return demand_families.families(
-            self.rows(), totals["states"], totals["held_bytes"], totals["budget_bytes"]
-        )
+        return demand_families.families(self.rows(), self._states(), self._memory())
+
+    def _states(self) -> dict[str, int]:
+        states = Counter(known.standing.state.value for known in self._demand.known.values())
+        return dict(sorted(states.items()))
+
+    def _memory(self) -> list[tuple[int, int, int]]:
+        budget = self._catalog.budget
+        return [] if budget is None else budget.rows()

@@ -3,9 +3,10 @@ here waits or reads a file."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from neptrio.config import defaults
+from neptrio.config import defaults, groups
 
 if TYPE_CHECKING:
     from neptrio.repository.model_builder import Found
@@ -14,6 +15,8 @@ CODE_BYTES = 16 << 20  # that an instance of a model with code is expected to ta
 # of the file's size, for each session: ONNX Runtime parses the file, copies the weights and packs them (measured: 1.1 to 2.1)
 ONNX_PARTS = 2.1
 ONNX_SESSIONS = 2  # of a model whose configuration leaves it open (backends.onnx.backend)
+AUTO_ON_GPUS = ("kernel", "onnxruntime")  # backends whose instances of KIND_AUTO run on all GPUs
+AUTO_GROUP = SimpleNamespace(kind=0, count=1, gpus=())  # where the configuration has no group
 NATIVE = (
     "identity",
     "sequence",
@@ -49,3 +52,16 @@ def need(found: Found, held: int) -> int:
     if held and code:  # what code allocates its files do not say
         return held + held // 4
     return max(held, estimate(found))
+
+
+def device_need(found: Found, device: int, held: int) -> int:
+    """The bytes of a GPU that a load is expected to take, of a model that held so many when it was last loaded; 0 where
+    nobody knows. Only what the configuration places there is expected: the model's files, for each instance."""
+    config = found.source.config
+    placed = 0
+    for group in config.instance_group or [AUTO_GROUP]:
+        kind = groups.KINDS.get(group.kind, "AUTO")
+        chosen = kind == "GPU" or (kind == "AUTO" and (group.gpus or config.backend in AUTO_ON_GPUS))
+        if chosen and (not group.gpus or device in group.gpus):
+            placed += max(group.count, 1)
+    return max(held, files_of(found) * placed)

@@ -86,6 +86,8 @@ class Model(ServedModel):
         self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
         self.cpu_bytes = 0  # of this process: what its load took
         self.least_bytes = 0  # what its files take of this process, whatever was measured
+        self.least_device_bytes: dict[int, int] = {}  # GPU -> the same of its memory
+        self.device_bytes: dict[int, int] = {}  # GPU -> what is held there
         self.host_bytes = 0  # of the host's memory, of this process and its own
         self._process_bytes: dict[str, int] = {}  # instance -> what its process held when it had started
         self.pool = InstancePool(loop.loop_pass)
@@ -112,6 +114,10 @@ class Model(ServedModel):
         cpu_bytes = self.cpu_bytes + processes
         pinned = sum(size for kind, _, size in own if kind.startswith("CPU"))
         self.host_bytes = max(cpu_bytes + pinned, self.least_bytes)
+        self.device_bytes = dict(self.least_device_bytes)
+        for device in {id_ for kind, id_, _ in own if kind == "GPU"}:
+            size = sum(size for kind, id_, size in own if (kind, id_) == ("GPU", device))
+            self.device_bytes[device] = max(size, self.device_bytes.get(device, 0))
         found = usage(cpu_bytes, own)
         if found != self.counters.memory_usage:
             self.counters.memory_usage = found

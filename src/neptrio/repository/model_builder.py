@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -281,6 +282,10 @@ class ModelBuilder:
                 model = Model(context, backend, self._loop, self._completions)
                 model.written = found.written
                 model.least_bytes = 0 if backend.own_processes else _files_of(found, version)
+                if own.backend == "onnxruntime":  # which does not tell what it holds on GPUs
+                    on_gpus = Counter(place.device for place in groups.placements(own) if place.kind == "GPU")
+                    size = _files_of(found, version)
+                    model.least_device_bytes = {gpu: size * count for gpu, count in on_gpus.items()}
                 made.append(model)
                 try:
                     await model.start(tell)
@@ -291,7 +296,7 @@ class ModelBuilder:
                 if backend.own_processes:
                     await self.on_thread(model.measure_processes, lambda late: None)
                 elif (
-                    self._settings.model_memory_budget
+                    self._settings.host_memory_budget
                 ):  # else what the load has freed would count as the model's
                     await self.on_thread(allocator.give_back, lambda late: None)
             model.measured(measured)

@@ -9,11 +9,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 SHOWN = 3  # models that an error names
+
+
+HOST = -1  # the place of which a budget without a device is; others are GPUs, by their numbers
 
 
 class Hold(Enum):
@@ -49,6 +52,11 @@ class Holder:
     hold: Hold | None = None
     needed_by: tuple[str, ...] = ()  # ensembles that serve or are loaded, with this model as a step
     steps: bool = False  # it is an ensemble: once it is put away, the models of its steps can be
+    devices: Mapping[int, int] = field(default_factory=dict)  # GPU -> bytes of its memory
+
+    def at(self, place: int) -> Holder:
+        """The same, with the bytes that it holds in that place as its size."""
+        return self if place == HOST else replace(self, size=self.devices.get(place, 0))
 
 
 def choose(holders: Sequence[Holder], need: int) -> list[Holder]:
@@ -115,6 +123,11 @@ def idle(holders: Iterable[Holder], seconds: dict[str, float], now_ms: int) -> l
 def size_text(size: int) -> str:
     """A number of bytes for people."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+
+
+def budget_text(place: int, limit: int) -> str:
+    """A budget as a flag."""
+    return f"--model-memory-budget={'' if place == HOST else f'gpu:{place}='}{size_text(limit)}"
 
 
 def who_holds(holders: Iterable[Holder]) -> str:

@@ -19,9 +19,12 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from neptrio.repository.putting_away import HOST
 
 log = logging.getLogger("neptrio.repository")
 
@@ -41,6 +44,7 @@ class Size:
     files: str  # scan.digest() of its folder then
     held: int  # bytes of the host
     seconds: float  # its load
+    devices: Mapping[int, int] = field(default_factory=dict)  # GPU -> bytes
 
 
 class Remembered:
@@ -57,11 +61,12 @@ class Remembered:
         size = self._sizes.get(name)
         return size if size is not None and files and size.files == files else None
 
-    def note(self, name: str, files: str, held: int, seconds: float) -> None:
-        """The model was loaded from these files."""
+    def note(self, name: str, files: str, held: Mapping[int, int], seconds: float) -> None:
+        """The model was loaded from these files, and holds so many bytes of each place."""
         if not files:
             return
-        size = Size(files, held, round(seconds, 3))
+        devices = {place: size for place, size in held.items() if place != HOST and size}
+        size = Size(files, held.get(HOST, 0), round(seconds, 3), devices)
         if self._sizes.pop(name, None) != size:
             self.changed = True
         self._sizes[name] = size
@@ -133,6 +138,7 @@ def _read(file: Path) -> dict[str, Size]:
                 _text(entry, "files"),
                 int(_number(entry, "held", LARGEST)),
                 _number(entry, "seconds", LONGEST),
+                _devices(entry),
             )
     return _bounded(found)
 
@@ -151,6 +157,13 @@ def _number(entry: Any, key: str, most: float) -> float:
     return value
 
 
+def _devices(entry: Any) -> dict[int, int]:
+    rows = entry.get("gpus", {})
+    if not isinstance(rows, dict) or not all(key.isdecimal() and len(key) < 5 for key in rows):
+        raise ValueError("'gpus' of a line has something else than numbers of GPUs")
+    return {int(key): int(_number(rows, key, LARGEST)) for key in rows}
+
+
 def _write(file: Path, sizes: dict[str, Size]) -> None:
     """Replaces the file as a whole. Raises OSError."""
     descriptor, made = tempfile.mkstemp(prefix=f"{file.name}-", dir=file.parent)
@@ -159,6 +172,7 @@ def _write(file: Path, sizes: dict[str, Size]) -> None:
             out.write(f"{json.dumps(HEAD)}\n")
             for name, size in sizes.items():  # one at a time: the loop goes on meanwhile
                 entry = {"name": name, "files": size.files, "held": size.held, "seconds": size.seconds}
+                entry |= {"gpus": size.devices} if size.devices else {}
                 out.write(f"{json.dumps(entry)}\n")
         os.chmod(made, 0o644)  # servers of other users may have the same repository
         os.replace(made, file)

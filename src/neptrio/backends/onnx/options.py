@@ -127,7 +127,7 @@ def _options(context: LoadContext) -> Options:
     for key, field in _SWITCHES.items():
         if key in found:
             chosen[field] = bool(_integer(context, key, found[key], 0, 1))
-    if context.settings.model_memory_budget:  # what an arena keeps between runs nobody would see
+    if context.settings.host_memory_budget:  # what an arena keeps between runs nobody would see
         chosen.setdefault("arena", False)
     if "execution_mode" in found:
         chosen["parallel"] = bool(_integer(context, "execution_mode", found["execution_mode"], 0, 1))

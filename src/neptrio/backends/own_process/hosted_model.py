@@ -57,7 +57,7 @@ class _Settings:
     backend: dict[str, str]
     pinned_memory_pool_byte_size: int
     max_output_bytes: int
-    model_memory_budget: int = 0  # a process is measured as a whole
+    host_memory_budget: int = 0  # a process is measured as a whole
     backend_directory: Path | None = None
     metrics_config: Sequence[str] = ()
 
