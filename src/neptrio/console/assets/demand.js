@@ -1,6 +1,6 @@
 // Models that are loaded when they are asked for: how they stand, and what that costs. Hidden where there are none.
 
-import { badge, card, facts, make } from "./dom.js";
+import { badge, facts, make } from "./dom.js";
 import { bytes, count, plural } from "./figures.js";
 import { Table } from "./table.js";
 
@@ -45,10 +45,9 @@ export class Demand {
       number("Waiting", "waiting"), number("Hits", "hits"), number("Misses", "misses"), number("Loads", "loads"),
       { name: "Failed loads", number: true, mark: (row) => row.load_failures > 0, cell: (row) => count(row.load_failures) },
       number("Put away", "put_away"),
-      { name: "Why", cell: (row) => row.reason || "" },
+      { name: "Reason", cell: (row) => row.reason || "" },
     ], { empty: "No model was asked for yet." });
-    this.element = card("Models on demand", this.facts, make("div", { class: "bar" }, make("span"), make("div", { class: "filters" }, this.filter)), this.table.element);
-    this.element.classList.add("demand");
+    this.element = make("section", { class: "card demand" }, make("div", { class: "bar" }, make("h2", {}, "Models on demand"), make("div", { class: "filters" }, this.filter)), this.facts, this.table.element);
   }
 
   update() {
