@@ -53,7 +53,9 @@ def ask(server: ServerProcess, path: str, status: int = 200) -> None:
 
 def rows(table: str) -> str:
     """The texts of a table's rows, as an expression."""
-    return f"[...document.querySelectorAll('{table} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    return (
+        f"[...document.querySelectorAll('{table} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
 
 
 def test_models_on_demand_have_a_panel(tab: Chromium, server: ServerProcess) -> None:
@@ -72,7 +74,13 @@ def test_models_on_demand_have_a_panel(tab: Chromium, server: ServerProcess) -> 
     ]
     assert "max_batch" in shown[0][8]
     facts = tab.evaluate(FACTS)
-    for text in ("1 failed, 1 loaded, 1 put away, 1 on demand", "of 2.0 GiB", "2 (40 %)", "0 requests", "1 failed"):
+    for text in (
+        "1 failed, 1 loaded, 1 put away, 1 on demand",
+        "of 2.0 GiB",
+        "2 (40 %)",
+        "0 requests",
+        "1 failed",
+    ):
         assert text in facts, facts
     # those that wait to be asked for are not among those that should serve, and are found by name
     names = f"{rows('.models')}.map(r => r[0])"
