@@ -53,9 +53,7 @@ def ask(server: ServerProcess, path: str, status: int = 200) -> None:
 
 def rows(table: str) -> str:
     """The texts of a table's rows, as an expression."""
-    return (
-        f"[...document.querySelectorAll('{table} tbody tr:not(.under)')].map(r => [...r.cells].map(c => c.textContent))"
-    )
+    return f"[...document.querySelectorAll('{table} tbody tr:not(.under)')].map(r => [...r.cells].map(c => c.textContent))"
 
 
 def test_models_on_demand_have_a_panel(tab: Chromium, server: ServerProcess) -> None:

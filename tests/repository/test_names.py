@@ -89,6 +89,8 @@ def test_a_call_is_read() -> None:
         {"aliases": {"prod": 1}},
         {"aliases": {"prod": False}},
         {"aliases": {"a/b": True}},
+        {"labels": {f"l{i}": None for i in range(65)}},
+        {"aliases": {f"l{i}": None for i in range(65)}},
     ],
 )
 def test_a_wrong_call_is_refused(document: dict[str, Any]) -> None:

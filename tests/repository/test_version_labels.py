@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +357,43 @@ def test_models_on_demand_and_front_ends(tmp_path: Path) -> None:
         assert status == 400 and text.endswith("it has 3, 4")
         assert ask(server, "POST", "/v2/models/a/labels", {"labels": {"stable": 3}})[0] == 200
         assert served_by(http, "a", "stable") == ("a", "3"), "what was set while it was away"
+
+
+@pytest.mark.slow
+def test_requests_meet_a_label_before_or_after_it_has_moved(tmp_path: Path) -> None:
+    """While versions come and go with their label, no request by it fails, and none is served by what is gone."""
+    write_model(
+        tmp_path,
+        "m",
+        named("stable=3", extra="version_policy { specific { versions: [ 3 ] } }"),
+        versions=(3, 4),
+    )
+    ended = threading.Event()
+
+    def ask_on(kind: Any, address: str) -> set[tuple[str, str]]:
+        found = set()
+        with kind(address) as client:
+            while not ended.is_set():
+                found.add(served_by(client, "m", "stable"))
+        return found
+
+    with ServerProcess(tmp_path, EXPLICIT, "--load-model=m") as server, ThreadPoolExecutor(2) as pool:
+        with httpclient.InferenceServerClient(server.http) as http:
+            asking = [
+                pool.submit(ask_on, httpclient.InferenceServerClient, server.http),
+                pool.submit(ask_on, grpcclient.InferenceServerClient, server.grpc),
+            ]
+            try:
+                config = http.get_model_config("m")
+                for version in (4, 3) * 5:
+                    config["version_policy"] = {"specific": {"versions": [str(version)]}}
+                    parameters = {"config": json.dumps(config), "version_labels": f"stable={version}"}
+                    loaded = ask(server, "POST", "/v2/repository/models/m/load", {"parameters": parameters})
+                    assert loaded[0] == 200, loaded
+                    assert served_by(http, "m", "stable") == ("m", str(version))
+            finally:
+                ended.set()
+            assert [one.result(60) for one in asking] == [{("m", "3"), ("m", "4")}] * 2
 
 
 @pytest.mark.slow

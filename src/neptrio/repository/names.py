@@ -59,6 +59,8 @@ def parse(document: Mapping[str, Any]) -> Change:
     labels, aliases = document.get("labels", {}), document.get("aliases", {})
     if not isinstance(labels, dict) or not isinstance(aliases, dict):
         raise InvalidArgument("expected labels as {LABEL: version} and aliases as {ALIAS: true}")
+    version_labels.check_count("version labels", labels)
+    version_labels.check_count("aliases", aliases)
     given: dict[str, int | None] = {}
     for label, version in labels.items():
         version_labels.check_label(label)
