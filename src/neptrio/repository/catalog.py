@@ -107,8 +107,8 @@ class Catalog:
         for what, text in (("model", name), ("version", version)):
             if len(text) > LONGEST_NAME:
                 raise too_long(what, text)
-        if version.isdigit():
-            number = version_number(version)
+        if len(version) < 19 and version.isdigit() and version.isascii():
+            number = int(version)
         else:
             name = self.own_name(name)
             number = self.number(name, version)
