@@ -86,6 +86,9 @@ def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -
         tmp_path, "it's <b>", identity_config(pairs=1)
     )  # a name that neither a page nor a shell may take amiss
     write_model(tmp_path, "plain", identity_config(pairs=1), versions=(1, 2))
+    write_model(tmp_path, "image", identity_config("TYPE_FP32", "3, 22, 22", pairs=1))
+    write_model(tmp_path, "half", identity_config("TYPE_FP16", "-1, 3", pairs=1))
+    write_model(tmp_path, "words", identity_config("TYPE_STRING", "100", 0, pairs=1))
     with ServerProcess(tmp_path) as server, Http1(server.http) as client:
         pages = [client.request("GET", path) for path in ("/docs", "/")]
         nowhere = client.request("GET", "/nowhere")
@@ -101,7 +104,20 @@ def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -
         plain = plain.replace("localhost", server.http)
         done = subprocess.run(plain, shell=True, capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["model_name"] == "plain"
-        assert shlex.split(commands[0])[2].endswith("/v2/models/it's <b>/infer")
+        assert shlex.split(next(c for c in commands if "it" in c))[2].endswith("/v2/models/it's <b>/infer")
+        zeros = [html.unescape(found) for found in re.findall(r"<pre>(\{ .*?)</pre>", text)]
+        assert len(zeros) == 3
+        for command in zeros:  # inputs that do not fit on a line, and of a type that JSON lacks
+            command = command.replace("localhost", server.http)
+            done = subprocess.run(
+                command, shell=True, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True
+            )
+            if "/half/" in command:
+                head, _, data = (tmp_path / "answer.bin").read_bytes().partition(b"}}]}")
+                assert b'"half"' in head and data == bytes(6)
+            else:
+                (output,) = json.loads(done.stdout)["outputs"]
+                assert output["data"] in ([0.0] * 3 * 22 * 22, [""] * 100)
     assert nowhere.status == 404 and b"/docs" in nowhere.body
 
 

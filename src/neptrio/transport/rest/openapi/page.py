@@ -60,7 +60,11 @@ def _models(configs: list[Any], rest: str) -> str:
             for t in describe_config.metadata_tensors(tensors, batch)
         )
         body = sample_request.sample(config)
-        example = "" if body is None else f"<pre>{escape(sample_request.curl(config.name, body, rest))}</pre>"
+        if body is not None:
+            command = sample_request.curl(config.name, body, rest)
+        else:
+            command = sample_request.zeros(config, rest)
+        example = f"<pre>{escape(command)}</pre>" if command else ""
         parts.append(
             f"<details><summary><code>{escape(config.name)}</code></summary>"
             f"<table><tr><th></th><th>tensor</th><th>datatype</th><th>shape</th></tr>{rows}</table>{example}</details>"
