@@ -20,7 +20,7 @@ def refusal(alike: object, text: str = "the queue is full") -> TritonError:
 
 
 def http(error: TritonError, keep_alive: bool, headers: list[tuple[bytes, bytes]]) -> list[bytes]:
-    exchange = SimpleNamespace(keep_alive=keep_alive, output=[])
+    exchange = SimpleNamespace(keep_alive=keep_alive, output=[], access=None)
     Http1Connection.reply_error(None, exchange, error, headers)
     return exchange.output
 
