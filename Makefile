@@ -209,7 +209,7 @@ wheel: build ## Build a manylinux wheel into dist/ that installs without a compi
 wheel-test: wheel ## Install the newest wheel into an empty environment and serve a model from there
 	@$(BIN)/python tools/wheel_test.py
 
-wheels: build ## Build wheels for Python 3.11 to 3.13 and the source distribution, and try each in an empty environment; ARGS='3.12 --no-sdist' narrows it
+wheels: build ## Build wheels for Python 3.11 to 3.14 (those that are here) and the source distribution, and try each in an empty environment; ARGS='3.12 --no-sdist' narrows it
 	@$(BIN)/python tools/wheels.py $(ARGS)
 
 docs: $(VENV)/.system ## Build the documentation as a site that can be searched, in build/docs/site; ARGS='--serve localhost:8008' shows it

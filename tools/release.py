@@ -10,8 +10,8 @@
  5. NOTES.md: the changelog's section of this version, or else the one of what is unreleased.
  6. SHA256SUMS of all of it.
 
-The end names each part that is not there and why: an image without an engine, wheels of another machine's architecture
-(run this there, with --built here once their files lie in dist/). The status is 0 where all that this machine can make was made.
+The end names each part that is not there and why: an image without an engine, wheels of a Python that this machine has not, or
+of another machine's architecture (run this there, with --built here once their files lie in dist/). The status is 0 where all that this machine can make was made.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from wheels import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = "deploy/helm/neptrio"
@@ -118,7 +121,14 @@ def missing(files: list[Path]) -> list[str]:
     """What a whole release has and this one has not."""
     names = [file.name for file in files]
     wheels = [name for name in names if name.endswith(".whl")]
-    lacks = [f"wheels for {machine}" for machine in MACHINES if not any(machine in name for name in wheels)]
+    lacks = []
+    for machine in MACHINES:
+        tags = {name.split("-")[2] for name in wheels if machine in name}
+        without = [each for each in VERSIONS if f"cp{each.replace('.', '')}" not in tags]
+        if not tags:
+            lacks.append(f"wheels for {machine}")
+        elif without:
+            lacks.append(f"wheels for Python {', '.join(without)} on {machine}")
     lacks += [f"the bill of materials of {w}" for w in wheels if w.replace(".whl", ".cdx.json") not in names]
     if not any(name.endswith(".tar.gz") for name in names):
         lacks.append("the source distribution")

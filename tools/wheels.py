@@ -2,7 +2,7 @@
 
     python tools/wheels.py [VERSION ...] [--no-sdist]
 
-A wheel for each of Python 3.11, 3.12 and 3.13 (those named, and of these what this machine has) and the source
+A wheel for each of Python 3.11 to 3.14 (those named, and of these what this machine has) and the source
 distribution, into dist/. Every wheel is built by its own Python in an environment of build/wheels with the locked
 packages; auditwheel puts libnghttp2 into it and names the oldest glibc that it runs on, which is decided by the machine
 that builds: publish from one as old as the systems that are to be served. Then tools/wheel_test.py installs each into
@@ -24,7 +24,7 @@ from test_versions import interpreter
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheels"
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def quietly(log: Path, *command: str | Path, path: Path) -> None:
