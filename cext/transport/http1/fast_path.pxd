@@ -65,4 +65,6 @@ cdef class Http1FastPath(Connection):
     cdef Py_ssize_t take_one(self, const char* p, Py_ssize_t n) except -1
     cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner,
                    object access) except -1
+    cdef bytes logged_head           # the last head that the access log was told of
+    cdef tuple logged_said           # its target and User-Agent
     cdef object logged(self, bytes head, int64_t start, Py_ssize_t size)

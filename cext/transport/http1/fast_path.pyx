@@ -500,8 +500,11 @@ cdef class Http1FastPath(Connection):
 
     cdef object logged(self, bytes head, int64_t start, Py_ssize_t size):
         """The record of the access log for a request with this head and so many bytes of body."""
-        record = self.access.begin("HTTP/1.1", self.wire.client, "POST", head[5:head.index(b" ", 5)].decode("latin-1"), start)
-        record.agent = agent_of(head)
+        if self.logged_head is None or self.logged_head != head:    # most clients always send the same
+            self.logged_head = head
+            self.logged_said = head[5:head.index(b" ", 5)].decode("latin-1"), agent_of(head)
+        record = self.access.begin("HTTP/1.1", self.wire.client, "POST", self.logged_said[0], start)
+        record.agent = self.logged_said[1]
         record.bytes_in = size
         return record
 
