@@ -291,9 +291,8 @@ class Server:
                         await threads.run_surely(self._cache.close, abandon_on_cancel=True)
                     await self._settle_devices()
                     await self.tracer.close()
-                    for each in (self.services.access, self.services.audit):
-                        if each is not None:
-                            await threads.run_surely(each.close, abandon_on_cancel=True)
+                    for each in self.services.logs():
+                        await threads.run_surely(each.close, abandon_on_cancel=True)
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
@@ -434,11 +433,9 @@ async def _signals(server: Server) -> None:
 def _hang_up(server: Server) -> None:
     """SIGHUP: opens again the files that can be reopened. A closed terminal does not end the server."""
     try:
-        reopened = logs.reopen()
-        for each in (server.services.access, server.services.audit):
-            if each is not None:
-                each.reopen()
-                reopened = True
+        reopened = logs.reopen() or bool(server.services.logs())
+        for each in server.services.logs():
+            each.reopen()
         if server.front_ends is not None:
             server.front_ends.reopen()
     except OSError as error:

@@ -46,6 +46,10 @@ class Services:
     shared_memory: SharedMemoryService
     access: AccessLog | None = None
 
+    def logs(self) -> list[AccessLog | AuditLog]:
+        """Those of requests and changes that there are: opened again on SIGHUP, closed at the end."""
+        return [each for each in (self.access, self.audit) if each is not None]
+
 
 @dataclass(frozen=True)
 class Verbs:

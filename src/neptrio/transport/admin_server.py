@@ -89,7 +89,10 @@ class AdminServer:
             self._unix = UnixListener(address.path, settings.admin_socket_mode)
             self.listener = self._unix.sock
         else:
-            self.listener = listen(address.host, address.port)
+            try:
+                self.listener = listen(address.host, address.port)
+            except OSError as error:
+                raise OSError(f"{error.strerror} (--admin-address chooses another one)") from None
         self._acceptor = Acceptor(self.listener, self._start)
         self._turned_away = HeldSockets(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._port = Port(
