@@ -57,6 +57,12 @@ CONFIG = (
     'backend: "python" input [ { name: "IN" data_type: TYPE_INT32 dims: [ 4 ] } ] '
     'output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 4 ] } ] instance_group [ { count: 2 kind: KIND_CPU } ]'
 )
+CHAIN = (
+    'platform: "ensemble" input [ { name: "A" data_type: TYPE_INT32 dims: [ 4 ] } ] output [ { name: "B" '
+    "data_type: TYPE_INT32 dims: [ 4 ] } ] ensemble_scheduling { step [ "
+    '{ model_name: "apart" model_version: -1 input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "M" } }, '
+    '{ model_name: "fails" model_version: -1 input_map { key: "IN" value: "M" } output_map { key: "OUT" value: "B" } } ] }'
+)
 
 
 @pytest.fixture(scope="package")
@@ -72,6 +78,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, "counts", CONFIG + "model_transaction_policy { decoupled: true }", {"1/model.py": COUNTS}
     )
     write_model(folder, "fails", CONFIG, {"1/model.py": FAILS})
+    write_model(folder, "chain", CHAIN)
     write_model(folder, "apart", CONFIG, {"1/model.py": PASS})
     return folder
 

@@ -265,6 +265,7 @@ def test_it_fits_small_screens(tab: Chromium, server: ServerProcess, dark: bool)
         "models/sums/1",
         "models/broken/1",
         "models/fails/1",
+        "models/chain/1",
         "request/simple/1",
         "traces",
         "log",

@@ -18,8 +18,8 @@ ROWS = f"{ERRORS}.map(r => Object.fromEntries([...r.cells].map(c => [c.dataset.n
 LINES = "[...document.querySelectorAll('.log div')]"
 
 
-def fail(server: ServerProcess, model: str, length: int, times: int = 1) -> None:
-    tensor = {"name": "IN", "shape": [length], "datatype": "INT32", "data": [0] * length}
+def fail(server: ServerProcess, model: str, length: int, times: int = 1, name: str = "IN") -> None:
+    tensor = {"name": name, "shape": [length], "datatype": "INT32", "data": [0] * length}
     with Http1(server.http) as client:
         for _ in range(times):
             body = json.dumps({"inputs": [tensor]}).encode()
@@ -91,6 +91,36 @@ def test_a_chart_has_times_and_shows_values_under_the_pointer(tab: Chromium, ser
     assert at.startswith("M") and not at.startswith("M300")
     failing = "getComputedStyle(document.querySelectorAll('.legend .swatch')[1]).backgroundColor"
     assert tab.evaluate(failing) == "rgb(194, 39, 52)", "failures are red"
+
+
+def test_an_ensemble_shows_its_graph_with_times_by_step(tab: Chromium, server: ServerProcess) -> None:
+    fail(server, "chain", 4, 3, "A")
+    show(tab, server, "models/chain/1")
+    boxes = "[...document.querySelectorAll('.graph g, .graph a')].map(e => [...e.querySelectorAll('text')].map(t => t.textContent))"
+    tab.wait(f"{boxes}.length === 4 && {boxes}[2][1].includes('failed')")
+    request, first, second, answer = tab.evaluate(boxes)
+    assert (request, answer) == (["request", "A"], ["answer", "B"])
+    assert first[0] == "1. apart" and "p99" in first[1] and "failed" not in first[1]
+    assert second[0] == "2. fails" and int(second[1].split(", ")[1].split()[0]) >= 3
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.graph .node')].map(e => e.classList.contains('bad'))"
+    ) == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    flows = "[...document.querySelectorAll('.graph .edge title')].map(e => e.textContent)"
+    assert sorted(tab.evaluate(flows)) == ["A", "B", "M"]
+    rows = "[...document.querySelectorAll('[aria-label=Steps] tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    (one, two) = tab.evaluate(rows)
+    assert one[0] == "1. apart" and int(one[6]) >= 3 and one[7] == "0" and one[3] != "–"
+    assert two[0] == "2. fails" and two[6] == "0" and int(two[7]) >= 3
+    tab.evaluate("document.querySelector('.graph a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    tab.wait("location.hash === '#models/apart/'")
+    show(tab, server, "models/simple/1")
+    tab.wait(f"{TEXT}.includes('by the server')")
+    assert tab.evaluate("document.querySelector('.graph').checkVisibility()") is False
 
 
 @pytest.mark.slow

@@ -342,6 +342,40 @@ def test_fp32_is_shown_as_it_was_meant(folder: Path) -> None:
     assert shown[0] == "0.1" and shown[5] == "0.33333334" and max(map(len, shown)) <= 14
 
 
+def test_the_steps_of_an_ensemble_stand_behind_what_they_wait_for(folder: Path) -> None:
+    def step(name: str, needs: list[str], makes: list[str]) -> dict[str, Any]:
+        maps = {"input_map": {f"I{i}": need for i, need in enumerate(needs)}, "output_map": {f"O{i}": made for i, made in enumerate(makes)}}  # fmt: skip
+        return {"model_name": name, "model_version": "-1", **maps}
+
+    config = {
+        "input": [{"name": "A"}, {"name": "B"}],
+        "output": [{"name": "Z"}, {"name": "M"}],
+        "ensemble_scheduling": {
+            "step": [step("last", ["L", "R"], ["Z"]), step("first", ["A", "B"], ["M"]), step("left", ["M"], ["L"]), step("right", ["M", "B"], ["R", "unused"])],
+        },
+    }  # fmt: skip
+    found = run(folder, "ensemble.js", "m.layout(given)", config)
+    assert [(n["kind"], n["name"], n["column"], n["row"]) for n in found["nodes"]] == [
+        ("inputs", "request", 0, 0),
+        ("step", "last", 3, 0),
+        ("step", "first", 1, 0),
+        ("step", "left", 2, 0),
+        ("step", "right", 2, 1),
+        ("outputs", "answer", 4, 0),
+    ]
+    edges = {(e["from"], e["to"]): e["tensors"] for e in found["edges"]}
+    assert edges == {(3, 1): ["L"], (4, 1): ["R"], (0, 2): ["A", "B"], (2, 3): ["M"], (2, 4): ["M"], (0, 4): ["B"], (1, 5): ["Z"], (2, 5): ["M"]}  # fmt: skip
+    assert (found["columns"], found["rows"]) == (5, 2)
+    bare = run(folder, "ensemble.js", "m.layout({})")
+    assert [node["column"] for node in bare["nodes"]] == [0, 1]
+    old = [{"model_name": "a", "count": 2, "failed": 0, "max_ns": 9, "histogram": [[5, 2]]}]
+    new = [{"model_name": "a", "count": 4, "failed": 1, "max_ns": 80, "histogram": [[5, 2], [70, 2]]}]
+    (row,) = run(folder, "ensemble.js", "m.times(given[0], given[1])", [new, old])
+    assert (row["p50"], row["all50"], row["all99"], row["max"], row["failed"]) == (70, 5, 70, 80, 1)
+    (reloaded,) = run(folder, "ensemble.js", "m.times(given[0], given[1])", [old, new])
+    assert reloaded["p50"] is None and reloaded["all50"] == 5
+
+
 def test_a_model_that_fails_most_requests_is_failing(folder: Path) -> None:
     def said(failed: int, answered: int, failures: float, requests: float) -> bool:
         stat = {"inference_stats": {"fail": {"count": str(failed)}, "success": {"count": answered}}}

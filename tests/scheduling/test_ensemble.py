@@ -9,14 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.batch import accept, complete
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.observe.counters import ModelCounters
-from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    RequestedOutput,
+    Responder,
+    Timestamp,
+    monotonic_ns,
+)
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.scheduling.ensemble import EnsembleScheduler
 from tests.scheduling.test_ensemble_graph import graph, step
+
+START = int(Timestamp.REQUEST_START)
 
 
 class Sink(Responder):
@@ -123,6 +133,45 @@ DIAMOND = [
     step("double", "X=A", "Y=R"),
     step("join", "A=L B=R", "Y=OUT"),
 ]
+
+
+def test_what_each_step_took_is_counted_apart() -> None:
+    """Three steps have one model; the time is that of the step's own requests."""
+    world = World(DIAMOND)
+    world.send()
+    for took in (1, 20, 300, 4000):  # milliseconds, in the order in which the steps were submitted
+        call = next(call for call in world.steps.calls if call.timestamp(START) == 0)
+        call.stamp(START, monotonic_ns() - took * 1_000_000)
+        world.steps.answer(call)
+    rows = world.scheduler.steps()
+    assert [(row["model_name"], row["count"], row["failed"]) for row in rows] == [
+        ("double", 1, 0),
+        ("double", 1, 0),
+        ("double", 1, 0),
+        ("join", 1, 0),
+    ]
+    took_ms = [row["sum_ns"] / 1e6 for row in rows]
+    for least, most, found in zip((1, 20, 300, 4000), (20, 300, 4000, 60000), took_ms, strict=True):
+        assert least <= found < most
+    assert [row["sum_ns"] for row in rows] == [row["max_ns"] for row in rows]
+    assert [sum(n for _, n in row["histogram"]) for row in rows] == [1] * 4
+    world.send()
+    complete(world.steps.calls[-1], InferResponse(None, Internal("it broke")), True)
+    assert [(row["count"], row["failed"]) for row in world.scheduler.steps()] == [
+        (1, 1),
+        (1, 0),
+        (1, 0),
+        (1, 0),
+    ]
+    world.send()
+    world.steps.refuse = "double"
+    world.steps.answer(world.steps.calls[-1])
+    assert [(row["count"], row["failed"]) for row in world.scheduler.steps()] == [
+        (2, 1),
+        (1, 1),
+        (1, 0),
+        (1, 0),
+    ]
 
 
 def test_steps_start_as_soon_as_their_inputs_exist() -> None:

@@ -288,6 +288,13 @@ def check(got: dict[str, Any]) -> None:
     if got["name"] != "storm_ensemble":  # nobody closes its batches
         assert sum(b["count"] for b in got["batches"].values()) == got["execution_count"]
         assert sum(b["size_sum"] for b in got["batches"].values()) == got["inference_count"]
+        assert got["steps"] == []
+    elif not held["accepted"] and not made["failed"] + made["cancelled"]:
+        assert [step["model_name"] for step in got["steps"]] == ["storm_default", "storm_dynamic"]
+        assert [step["count"] for step in got["steps"]] == [counts["success"]] * 2, "its own requests alone"
+        assert sum(step["sum_ns"] for step in got["steps"]) <= inference["success"]["ns"], (
+            "one after the other"
+        )
 
 
 def check_cache_metrics(text: str, got: dict[str, Any]) -> None:

@@ -115,6 +115,10 @@ class Scheduler(ABC):
     def statistics(self) -> SchedulerStatistics:
         """The current numbers."""
 
+    def steps(self) -> list[dict[str, Any]]:
+        """What the steps of an ensemble took (observe.step_times); nothing for other models."""
+        return []
+
     @property
     def of_sequences(self) -> SequenceScheduler | None:
         """This scheduler when it holds sequences that can be listed and ended, else None."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, deque
+from typing import Any
 
 import neptrio.request.device_memory as device_memory
 from neptrio.errors import Cancelled, Internal, Reason, TritonError
@@ -195,6 +196,9 @@ class CachingScheduler(Scheduler):
     def statistics(self) -> SchedulerStatistics:
         held = self.inner.statistics()
         return SchedulerStatistics(held.queued + sum(self._waiting.values()), held.executing)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return self.inner.steps()
 
     def flush(self) -> None:
         self.inner.flush()

@@ -31,12 +31,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import neptrio.request.device_memory as device_memory
 from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
 from neptrio.execution.foreign_inputs import ForeignInputs
+from neptrio.observe.step_times import StepTimes
 from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import (
     InferRequest,
@@ -219,7 +221,10 @@ class _Walk(Responder):
             del self.children[child]
             frame.running -= 1
             self.scheduler.ended(step)
+            if response.error is None:
+                self.scheduler.times.answered(step.index, child)
         if response.error is not None:
+            self.scheduler.times.failed(step.index)
             self.fail(_within(self.request.model_name, response.error))
             return
         if not response.null:
@@ -280,6 +285,7 @@ class EnsembleScheduler(Scheduler):
     ) -> None:
         self.graph = graph
         self.admission = admission
+        self.times = StepTimes(step.model_name for step in graph.steps)
         self.walks: set[_Walk] = set()
         self._loop = loop
         self._foreign = foreign or ForeignInputs()
@@ -376,6 +382,7 @@ class EnsembleScheduler(Scheduler):
         if walk.children.pop(child, None) is not None:
             frame.running -= 1
             self.ended(step)
+            self.times.failed(step.index)
             walk.fail(_within(name, error))
 
     def _keep_on_device(self, walk: _Walk, step: Step, outputs: list[RequestedOutput]) -> None:
@@ -391,6 +398,9 @@ class EnsembleScheduler(Scheduler):
         except TritonError:
             return False
         return bool(getattr(model, "takes_device_memory", False))
+
+    def steps(self) -> list[dict[str, Any]]:
+        return self.times.rows()
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(queued=0, executing=len(self.walks))

@@ -9,7 +9,8 @@ asked for, and clients may ignore them. gRPC's messages have no place for more k
     since_start=true         "since_start": what the extension shows, over all loads of the version since the
                              server's start
     live=true                "live": what is queued and executing now; "accounts": requests since the load and
-                                 how they ended; "batches": close reason -> sizes and waits; beside "model_stats"
+                                 how they ended; "batches": close reason -> sizes and waits; "steps": what each step
+                                 of an ensemble took; beside "model_stats"
                                  "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
 
 Beside them stand the errors that requests met last (observe.last_errors), a verb of its own: their texts may quote what other
@@ -236,6 +237,7 @@ class StatisticsService:
             away = isinstance(model, Away)
             stat["live"] = asdict(NOTHING_LIVE if away else live(model))
             stat["processes"] = [] if away else [asdict(process) for process in processes(model)]
+            stat["steps"] = [] if away else model.scheduler.steps()
             stat["accounts"] = model.counters.accounts()
             stat["batches"] = {
                 reason: {

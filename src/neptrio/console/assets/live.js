@@ -91,6 +91,7 @@ export class Live extends EventTarget {
       const model = known.get(id) || { id, name: stat.name, version: stat.version, history: [] };
       const old = last?.stats.get(id);
       const seen = interval(old, stat, seconds);
+      model.before = old;
       model.stat = stat;
       model.seen = seen;
       model.cores = cores(old?.processes, stat.processes || [], seconds);

@@ -5,6 +5,7 @@ import { bars, Lines } from "./chart.js";
 import { card, confirmed, facts, make, tell } from "./dom.js";
 import { bytes, count, duration, loadsByRequest, percentile, SHORT, STAGES } from "./figures.js";
 import { configView } from "./config.js";
+import { Ensemble } from "./ensemble.js";
 import { Errors } from "./errors.js";
 import { modelRows, stateBadge, stateKey } from "./overview.js";
 import { Sequences } from "./sequences.js";
@@ -32,6 +33,7 @@ export class Model {
       { name: "p99 since load", number: true, cell: (row) => duration(row.all99) },
       { name: "max since load", number: true, cell: (row) => duration(row.max) },
     ], { empty: "No request has been answered yet." });
+    this.ensemble = new Ensemble();
     this.batches = make("div", { class: "split" });
     this.accounts = make("div");
     this.instances = new Table("Instances", [
@@ -46,6 +48,7 @@ export class Model {
     this.placed = make("p", { class: "help" });
     this.live = make("div", { class: "panel" },
       make("div", { class: "charts four" }, Object.values(this.figures).map((chart) => chart.element)),
+      this.ensemble.element,
       card("Latency by stage, in the last interval", this.stages.element),
       card("Batches", this.batches),
       card("Instances", this.placed, this.instances.element),
@@ -129,8 +132,10 @@ export class Model {
     if (config && this.shownConfig !== config) {
       this.shownConfig = config;
       this.config.replaceChildren(configView(config));
+      this.ensemble.show(config);
       this.sequences.show(Boolean(config.sequence_batching));
     }
+    this.ensemble.update(stat.steps || [], model.before?.steps);
     this.sequences.update();
   }
 
