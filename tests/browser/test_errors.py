@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.panels import BROKEN, TEXT, cell, click, fill, infer, show
+from tests.browser.panels import BROKEN, ROUNDS, TEXT, cell, click, fill, infer, show
 from tests.support.browser import Chromium
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
@@ -132,6 +132,11 @@ def test_what_cannot_be_done_is_not_offered(started: Chromium, tmp_path: Path) -
         only_there = "is served at the admin address only"
         started.wait(f"{TEXT}.includes({json.dumps(only_there)})")
         started.wait(f"{cell('simple', 'State')} === 'ready'")
+        started.wait(f"{ROUNDS} >= 5")
+        asked = [
+            url for url in started.network if url.endswith("/console/v2/errors") and server.metrics in url
+        ]
+        assert len(asked) == 1, "an audit log has every refusal"
         # mode none: there is nothing to load or to unload
         started.wait("!document.querySelector('.models button')")
         show(started, server, "models/simple/1")

@@ -28,6 +28,9 @@ function stored() {
 
 export const access = { token: "", headers: {}, ...stored() };
 
+/** A text that is another one for another caller. What was refused to a caller is not asked for again: an audit log has every refusal. */
+export const caller = () => JSON.stringify(access);
+
 /** Replaces what is known about the caller. */
 export function allow(token, headers) {
   access.token = token;

@@ -1,6 +1,6 @@
 // What the server is doing: asks for its statistics again and again, and keeps the last few minutes of them.
 
-import { ApiError, get, modelPath, post } from "./api.js";
+import { ApiError, caller, get, modelPath, post } from "./api.js";
 import { apart, cores, frontEnds, grown, interval, merged, percentile, STAGES } from "./figures.js";
 
 export const SLOTS = 120; // moments that are kept
@@ -63,13 +63,16 @@ export class Live extends EventTarget {
         may(get("/v2/models/stats?histograms=true&live=true&percentiles=50,90,99")),
         may(get("/console/server.json")),
         may(post("/v2/repository/index?timings=true")),
-        may(get("/v2/errors")),
+        this.noErrors && this.noErrorsFor === caller() ? null : may(get("/v2/errors")),
       ]);
       this.refused = stats.refused || server.refused || index.refused || null;
       this.server = server.refused ? null : server;
       this.index = index.refused ? null : index;
-      this.errors = errors.refused ? [] : errors.models;
-      this.noErrors = errors.refused?.message || "";
+      if (errors) {
+        this.errors = errors.refused ? [] : errors.models;
+        this.noErrors = errors.refused?.message || "";
+        this.noErrorsFor = caller();
+      }
       this.error = null;
       if (!stats.refused) this.#take(stats, performance.now() / 1000);
       else this.models = this.frontEnds = [];
@@ -77,6 +80,7 @@ export class Live extends EventTarget {
       this.#configs();
     } catch (error) {
       this.error = error;
+      this.noErrors = ""; // the next one that answers may be another server
     }
     this.dispatchEvent(new Event("change"));
   }

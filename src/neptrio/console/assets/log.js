@@ -1,6 +1,6 @@
 // The last lines of the server's log, followed while the panel is shown.
 
-import { get } from "./api.js";
+import { ApiError, caller, get } from "./api.js";
 import { choice, make } from "./dom.js";
 
 const MOST = 1000; // lines that are kept here
@@ -23,7 +23,7 @@ export class Log {
   }
 
   async update() {
-    if (this.asking || this.hold.checked) return;
+    if (this.asking || this.hold.checked || this.refusedTo === caller()) return;
     this.asking = true;
     try {
       let found = await get(`/v2/logging/recent?after=${this.last}`);
@@ -39,6 +39,7 @@ export class Log {
       }
     } catch (error) {
       this.app.refused(error);
+      if (error instanceof ApiError && error.denied) this.refusedTo = caller();
       this.problem = error.message;
       this.#draw();
     } finally {
