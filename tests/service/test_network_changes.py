@@ -152,6 +152,7 @@ def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> No
         {"parameters": {"ENVIRONMENT": {"string_value": "LD_PRELOAD=/tmp/evil.so"}}},
         {"parameters": {"compile_options": {"string_value": "-Dfloat=evil"}}},
         {"parameters": {"compiled": {"string_value": "true"}}},
+        {"parameters": {"TRITON_BATCH_STRATEGY_PATH": {"string_value": "/tmp/evil.so"}}},
         {"runtime": "libevil.so"},
     )
     explicit = ("--model-control-mode=explicit", "--load-model=own")

@@ -9,8 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 # parameters of models: an interpreter, variables such as LD_PRELOAD, the user of a process, options that define macros,
-# that a library is opened in place of the built-in backend
-PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options", "compiled")
+# that a library is opened in place of the built-in backend, a library that decides what is executed together
+PARAMETERS = (
+    "EXECUTION_ENV_PATH",
+    "ENVIRONMENT",
+    "RUN_AS_UID",
+    "RUN_AS_GID",
+    "compile_options",
+    "compiled",
+    "TRITON_BATCH_STRATEGY_PATH",
+)
 # of these, what confines the code of a model: leaving it out lets the code do more
 CONFINING = ("ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID")
 # what decides where a model's code runs and with what: the process that completes a configuration runs that code, and may
