@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,13 +38,13 @@ class Direct:
 
     def __enter__(self) -> Direct:
         self.cache.begin()
-        until(lambda: self.turn() or self.cache._process is not None)
+        until(lambda: self.pid() is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        process = self.cache._current
-        if process is not None:
-            process.kill("the test is over")
+        pid = self.cache.under_way().pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)  # it may hang
         self.cache.close()
         self.turn()
         self.completions.close()
@@ -50,6 +52,10 @@ class Direct:
     def turn(self) -> None:
         for item in self.completions.drain():
             item.deliver()
+
+    def pid(self) -> int | None:
+        self.turn()
+        return self.cache.under_way().pid
 
     def asked(self, key: bytes) -> Any:
         found: list[Any] = []
@@ -60,7 +66,7 @@ class Direct:
     def store(self, key: bytes, *arrays: Any) -> None:
         outputs = [from_numpy(f"T{i}", array) for i, array in enumerate(arrays)]
         self.cache.insert(key, outputs)
-        until(lambda: self.turn() or not self.cache._storing)
+        until(lambda: self.turn() or not self.cache.under_way().storing_bytes)
 
 
 @pytest.fixture
@@ -86,16 +92,17 @@ def test_large_answers_and_many_questions_are_bounded(
     assert direct.cache.ask(b"large", answers.append) is not None
     for key in (b"a", b"b"):
         direct.cache.insert(key, [from_numpy("T", large)])
-    assert len(direct.cache._asked) == 2, "the second would be too much on the way"
+    assert direct.cache.under_way().questions == 2, "the second would be too much on the way"
     while direct.cache.ask(b"large", answers.append) is not None:
         pass
-    assert len(direct.cache._asked) == cache.MOST_OPEN
+    assert direct.cache.under_way().questions == cache.MOST_OPEN
     assert answers == []
 
 
 def test_what_is_overdue_is_a_miss_and_closes_the_cache_to_others(
-    direct: Direct, monkeypatch: pytest.MonkeyPatch
+    direct: Direct, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    hung = direct.pid()
     direct.store(b"key", np.zeros(4))
     direct.control.write_text("hang")
     answers: list[Any] = []
@@ -121,18 +128,18 @@ def test_what_is_overdue_is_a_miss_and_closes_the_cache_to_others(
         "who is answered comes back and is not asked for"
     )
     assert direct.cache.insert(b"other", [from_numpy("T", np.zeros(4))]) is False
-    assert len(direct.cache._asked) == 3
+    assert direct.cache.under_way().questions == 3
     monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 5_000_000_000)
     direct.timers.fire(now + 5_000_000_000)
     direct.control.write_text("normal")
-    process = direct.cache._process
-    assert process is not None and process.killed_for == "it did not answer within 5 s"
-    until(lambda: direct.turn() or direct.cache._process not in (None, process))
+    until(lambda: direct.pid() not in (None, hung))
+    assert "cache 'probe' has ended: it did not answer within 5 s" in caplog.text
     monkeypatch.undo()
     assert direct.asked(b"key") is None, "a new process, which has nothing"
     direct.store(b"key", np.ones(4))
     assert direct.asked(b"key") is not None
-    assert not direct.cache._asked and direct.cache._overdue == 0
+    under_way = direct.cache.under_way()
+    assert (under_way.questions, under_way.overdue) == (0, 0)
     assert (direct.cache.statistics().lookups, direct.cache.statistics().hits) == (7, 0)
 
 

@@ -25,6 +25,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -52,6 +53,16 @@ MOST_STORING = 64 << 20  # bytes of answers that are being stored
 LARGE = 1 << 20  # of one that is found: the next is received when the trio thread has this one
 HANDED_SECONDS = 10.0
 COMPLAINT_NS = 10_000_000_000  # between two lines about answers that cannot be used
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """What the process has of questions."""
+
+    pid: int | None  # None: there is none that can be asked
+    questions: int
+    overdue: int
+    storing_bytes: int
 
 
 class _Told(WorkItem):
@@ -384,6 +395,11 @@ class CompiledCache(CacheElsewhere):
     def refused(self, why: str) -> None:
         """See CacheElsewhere."""
         self._complain(f"what it has found cannot be used: {why}")
+
+    def under_way(self) -> UnderWay:
+        """The current numbers."""
+        pid = None if self._process is None else self._process.pid
+        return UnderWay(pid, len(self._asked), self._overdue, self._storing)
 
     def statistics(self) -> CacheStatistics:
         """The current numbers; those that only the library knows are as it reports them, 0 where it does not."""
