@@ -164,6 +164,7 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
         request_limits=NO_LIMITS,
         held=HELD,
         audit=None,
+        access=None,
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -40,7 +40,8 @@ class ServerSettings(TypedDict, total=False):
     model_control_mode: Literal["none", "poll", "explicit", "on-demand"]
     repository_poll_secs: float
     load_model: str | Sequence[str]
-    model_memory_budget: int | str
+    model_memory_budget: int | str | Sequence[str]
+    model_cache_directory: str | Path | None
     load_wait_secs: float
     backend_directory: str | Path | None
     model_load_thread_count: int
@@ -51,7 +52,8 @@ class ServerSettings(TypedDict, total=False):
     # backends
     backend_config: Mapping[str, Mapping[str, object]] | str | Sequence[str]
     # response cache
-    cache_config: str
+    cache_config: str | Sequence[str]
+    cache_directory: str | Path | None
     # rate limiter
     rate_limit: Literal["off", "execution_count"]
     rate_limit_resource: str | Sequence[str]
