@@ -170,14 +170,17 @@ def neptrio(
     return _wait_ready(Server(name, process, http, grpc), "/v2/health/ready", log)
 
 
-def tritonserver(repository: Path, cpu: int | None, log: Path, flags: tuple[str, ...] = ()) -> Server:
-    """NVIDIA's C++ server with its Python backend (benchmarks/tritonserver.py)."""
+def tritonserver(
+    repository: Path, cpu: int | None, log: Path, flags: tuple[str, ...] = (), backends: Path | None = None
+) -> Server:
+    """NVIDIA's C++ server with its Python backend (benchmarks/tritonserver.py), or with those in `backends`."""
     site = triton.home()
     if site is None:
         raise RuntimeError("tritonserver is not installed: `make bench-peers` does it")
-    backends = PEERS / "triton-backends"
-    if not (backends / "python").exists():
-        triton.lay_out(site, backends)
+    if backends is None:
+        backends = PEERS / "triton-backends"
+        if not (backends / "python").exists():
+            triton.lay_out(site, backends)
     http, grpc = free_port(), free_port()
     command = triton.command(site, backends, repository, http, grpc, "--allow-metrics=false", *flags)
     process = _start("tritonserver", command, triton.environment(site), cpu, log)

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.compiled.test_served import ONE, TEXT, asked, numbers
 from tests.support.repository import write_model
+from tests.support.sanitizer import SANITIZED
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -30,8 +31,9 @@ HOW = {
     "exit": r"exited with status 3",
     "hang": r"EXECUTE_TIMEOUT_SECONDS",
     "follow": r"killed by signal 11 \(SIGSEGV\)",  # a handle is no address
-    "tear the heap": r"killed by signal 6 \(SIGABRT\)",
 }
+if not SANITIZED:  # who would report it
+    HOW["tear the heap"] = r"killed by signal 6 \(SIGABRT\)"
 ENDS = [how for how in HOW if how != "hang"]  # which takes as long as its time limit
 
 
@@ -140,4 +142,4 @@ def test_crashes_under_load_lose_no_other_request(server: ServerProcess) -> None
         f"{len(seconds)} crashes, {sum(load.served for load in loads)} requests answered; served again after "
         f"{statistics.median(seconds):.3f} s, at most {max(seconds):.3f} s"
     )
-    assert statistics.median(seconds) < 1
+    assert statistics.median(seconds) < 1 or SANITIZED
