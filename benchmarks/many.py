@@ -21,6 +21,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,7 @@ class TritonPythonModel:
         ]
 """
 TENSORS = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ 1, 4 ] } ] output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1, 4 ] } ]\n'
+SMALL = {"a small Python model": "python-small", "an ONNX model of 4 MiB": "onnx-small"}
 BODY = b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
 
 
@@ -71,11 +74,14 @@ def onnx_model(size: int) -> bytes:
 
 def write(repository: Path, count: int, python: float, mib: float, chance: random.Random) -> list[str]:
     """Writes the models; their names, the most popular first."""
-    names = []
+    drawn = []
     for number in range(count):
-        size = int(chance.expovariate(1 / mib) * (1 << 20)) + (64 << 10)
+        size = int(chance.expovariate(1 / mib) * MIB) + (64 << 10)
         kind = "python" if chance.random() < python else "onnx"
-        name = f"{kind}-{number:05}"
+        drawn.append((f"{kind}-{number:05}", size))
+    names = [name for name, _ in drawn]
+    for name, size in (*drawn, *zip(SMALL.values(), (64 << 10, 4 * MIB), strict=True)):
+        kind = name.partition("-")[0]
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         backend = "python" if kind == "python" else "onnxruntime"
@@ -84,7 +90,6 @@ def write(repository: Path, count: int, python: float, mib: float, chance: rando
             (folder / "model.py").write_text(PYTHON.format(size=size))
         else:
             (folder / "model.onnx").write_bytes(onnx_model(size))
-        names.append(name)
     (repository / "warm" / "1").mkdir(parents=True)
     keep = 'parameters { key: "keep_loaded" value: { string_value: "true" } }'
     (repository / "warm" / "config.pbtxt").write_text(
@@ -161,11 +166,16 @@ class Server:
 
 
 def _pss(pid: int) -> int:
+    return _kib(pid, "Pss_(?:Anon|Shmem)")
+
+
+def _kib(pid: int, what: str) -> int:
+    """Bytes of some kinds of a process's memory."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return sum(int(kib) << 10 for kib in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB", text, re.M))
+    return sum(int(kib) << 10 for kib in re.findall(rf"^{what}: +(\d+) kB", text, re.M))
 
 
 class Asking:
@@ -217,7 +227,7 @@ def trouble(server: Server, repository: Path, names: list[str], chance: random.R
     if what == "unload":
         post(server, f"/v2/repository/models/{name}/unload", b"{}")
     elif what == "kill":
-        children = [pid for pid in server.children() if _name(pid).startswith("neptrio:python")]
+        children = [pid for pid in server.children() if _name(pid).startswith("py:python")]
         if children:
             os.kill(chance.choice(children), signal.SIGKILL)
     else:
@@ -244,6 +254,39 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def first_asked(server: Server, names: list[str], clients: int) -> Asking:
+    """Asks for models that were never loaded, once each, while a client asks the warm one: its times."""
+    beside = Asking(server)
+    beside.start(["warm"], [1], 0, 0.001)
+    with ThreadPoolExecutor(clients) as pool:
+        for status in pool.map(lambda name: post(server, f"/v2/models/{name}/infer", BODY), names):
+            assert status == 200
+    beside.stop()
+    return beside
+
+
+def reload(server: Server, name: str) -> None:
+    """Has a model put away, and asks for it."""
+    post(server, f"/v2/repository/models/{name}/unload", b"{}")
+    assert post(server, f"/v2/models/{name}/infer", BODY) == 200
+
+
+def median_ms(work: Callable[[], None], times: int) -> float:
+    """The milliseconds that it takes, the median of so many times."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return percentile(found, 0.5)
+
+
+def idle_process(server: Server) -> int:
+    """The bytes that only the process of a small Python model has."""
+    pid = next(pid for pid in server.children() if _name(pid) == f"py:{SMALL['a small Python model']}")
+    return _kib(pid, "Private_Dirty")
 
 
 def main() -> None:
@@ -295,6 +338,9 @@ def run(
     time.sleep(min(options.seconds, 5))
     alone.stop()
     before = server.resident()
+    cold = first_asked(server, names[-100:], options.clients)
+    reloaded = {kind: median_ms(lambda name=name: reload(server, name), 15) for kind, name in SMALL.items()}
+    idle = idle_process(server)
     beside, asking = Asking(server), Asking(server)
     beside.start(["warm"], [1], 0, 0.001)
     for number in range(options.clients):
@@ -325,6 +371,11 @@ def run(
         "p99 ms": round(percentile(asking.times, 0.99), 2),
         "longest ms": round(percentile(asking.times, 1.0), 2),
         "warm model alone p50, p99 ms": [round(percentile(alone.times, part), 2) for part in (0.5, 0.99)],
+        "warm model while 100 cold ones load p50, p99 ms": [
+            round(percentile(cold.times, part), 2) for part in (0.5, 0.99)
+        ],
+        **{f"put away and loaded again, {kind}, ms": round(took, 1) for kind, took in reloaded.items()},
+        "an idle Python model's own MiB": round(idle / MIB, 1),
         "warm model beside p50, p99 ms": [round(percentile(beside.times, part), 2) for part in (0.5, 0.99)],
         **({"trouble": done} if options.trouble else {}),
     }
