@@ -44,7 +44,7 @@ def tensors() -> list[Any]:
     return [made]
 
 
-def over_http(client: Http1 | Http2, agent: str) -> list[tuple[Any, ...]]:
+def over_http(client: Http1 | Http2, agent: str, hypercorn: bool = False) -> list[tuple[Any, ...]]:
     """Sends requests on all ways; returns what their lines must say: status, path, model, version, id, bytes."""
     headers = {"User-Agent": agent}
     found = []
@@ -68,7 +68,7 @@ def over_http(client: Http1 | Http2, agent: str) -> list[tuple[Any, ...]]:
     ask(
         "POST", INFER, json.dumps({"id": "bare", "inputs": []}).encode(), "simple", "1", "bare"
     )  # not submitted
-    ask("POST", INFER, b"no JSON", "simple", None, None)
+    ask("POST", INFER, b"no JSON", "simple", None if hypercorn else "1", None)
     ask("POST", "/v2/models/none/infer", body(), "none", None, None)
     ask("POST", "/v2/models/simple/versions/1/infer", body(), "simple", "1", "r1")
     ask("GET", "/v2/models/simple/config", b"", "simple", None, None)
@@ -123,7 +123,7 @@ def test_every_request_has_a_line(tmp_path: Path, kind: str) -> None:
     with ServerProcess(tmp_path / "models", *flags) as server:
         secure = kind == "tls"
         with Http1(server.http, certificates.client() if secure else None) as first:
-            expected += over_http(first, "one")
+            expected += over_http(first, "one", kind == "hypercorn")
         if kind != "hypercorn":  # which may end a connection of HTTP/2 after a refusal
             with Http2(server.http, certificates.client(alpn="h2") if secure else None) as second:
                 expected += over_http(second, "two")

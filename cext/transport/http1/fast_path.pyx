@@ -533,6 +533,8 @@ cdef class Http1FastPath(Connection):
             exchange.request = request
             self.admission.submit(request)
         except TritonError as error:
+            if access is not None:
+                access.asks(request)
             exchange.refuse(error)
         except Exception as error:
             log.exception("an infer request of model '%s' failed", <str>route[0])

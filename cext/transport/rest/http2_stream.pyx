@@ -203,6 +203,8 @@ cdef class RestStream(BodyStream):
             admission.submit(request)
         except TritonError as error:
             self.request = None
+            if self.access is not None:
+                self.access.asks(request)
             self.refuse(error)
         except Exception as error:
             self.request = None
