@@ -41,6 +41,20 @@ def test_versions_that_differ_end_it(release: ModuleType, tmp_path: Path) -> Non
         release.version(tmp_path)
 
 
+def test_the_changelog_is_added_changed_and_fixed_a_line_each(release: ModuleType) -> None:
+    """What is written for readers is what a release's notes have: lists with these titles, one line for each change."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    notes = release.notes(text, release.version(ROOT))
+    titles = ["### Added", "### Changed", "### Fixed"]
+    _, _, *lines = notes.splitlines()
+    assert lines[0] == titles[0], "a line stands above `### Added`: put it into its list"
+    assert [line for line in lines if line.startswith("#")] == titles
+    assert {line[:2] for line in lines if line and line not in titles} == {"- "}
+    changes = [line for line in lines if line.startswith("- ")]
+    assert len(changes) == len(set(changes)) > 100
+    assert notes.count("\n- ") == text.count("\n- ")  # nothing is left out of the notes
+
+
 def test_notes_are_the_section_of_the_version(release: ModuleType) -> None:
     assert release.notes(CHANGES, "0.1.0") == "# neptrio 0.1.0\n\n- First.\n- Second.\n"
     assert release.notes(CHANGES, "0.2.0") == "# neptrio 0.2.0\n\n- New.\n"
