@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -13,11 +12,11 @@ import numpy.typing as npt
 import pytest
 
 import neptrio
+from neptrio import flags, serving
 from neptrio.embedded.functions import FunctionModel
 from neptrio.embedded.signature import TensorSpec
 from neptrio.settings import Settings
 from neptrio.testing import FakeModel
-from tests.test_cli import actions
 
 Matrix = Annotated[np.ndarray, TensorSpec("FP32", [-1, 4])]
 
@@ -221,14 +220,13 @@ def test_every_option_of_a_request_is_in_the_signatures_with_its_type_and_defaul
 
 
 def test_every_setting_of_a_server_is_in_its_signature_as_the_flags_have_it() -> None:
-    flags = {action.dest for action in actions() if action.help is not argparse.SUPPRESS}
-    settings = {each.name for each in dataclasses.fields(Settings)} & flags - {"model_repository"}
+    given_by_flags = set(vars(serving.parser().parse_args([])))
+    settings = {each.name for each in dataclasses.fields(Settings)} & given_by_flags - {"model_repository"}
     assert set(keywords(neptrio.Server)) == settings
     assert set(keywords(neptrio.Server.preset)) == settings
     kinds = get_type_hints(neptrio.ServerSettings)
-    for action in actions():
-        if action.dest in settings and action.choices:
-            assert get_args(kinds[action.dest]) == tuple(action.choices)
+    assert get_args(kinds["model_control_mode"]) == flags.CONTROL_MODES
+    assert get_args(kinds["access_log"]) == flags.ACCESS_LOGS
     given: dict[str, Any] = {"http_port": 0, "allow_metrics": False, "model_control_mode": "explicit"}
     assert keywords(neptrio.Server)["allow_http"] is False  # what a server in a program does differently
     assert keywords(neptrio.Server)["http_address"] == "127.0.0.1"
