@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -91,6 +92,12 @@ def test_a_release_of_files_that_are_built(release: ModuleType, tmp_path: Path) 
         f"the bill of materials of {wheel.replace('.whl', '')}.whl",
         "the image",
     ]
+    own, other = ("x86_64", "aarch64") if platform.machine() == "x86_64" else ("aarch64", "x86_64")
+    assert release.reason("the image", "no engine", []) == " (no engine)"
+    assert "on such a machine" in release.reason(f"wheels for {other}", "", ["3.14"])
+    without = f"wheels for Python 3.12, 3.14 on {own}"
+    assert release.reason(without, "", ["3.14"]) == " (this machine has no Python 3.14)"
+    assert release.reason(without, "", []) == ""
     text = release.sums(files)
     assert f"{hashlib.sha256(wheel.encode()).hexdigest()}  {wheel}\n" in text
     (tmp_path / "SHA256SUMS").write_text(text)

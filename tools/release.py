@@ -20,6 +20,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import platform
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ import tarfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from test_versions import interpreter
 from wheels import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +137,20 @@ def missing(files: list[Path]) -> list[str]:
     return lacks + ([] if IMAGE in names else ["the image"])
 
 
+def reason(lack: str, of_image: str, absent: list[str]) -> str:
+    """Why that part is not there, in brackets; "" where this machine could make it. `absent`: Pythons that it has not."""
+    if lack == "the image":
+        return f" ({of_image})"
+    if any(
+        f"on {machine}" in lack or lack.endswith(machine)
+        for machine in MACHINES
+        if machine != platform.machine()
+    ):
+        return " (make them on such a machine, and put them into dist/ for --built)"
+    of_these = [each for each in absent if each in lack]
+    return f" (this machine has no Python {', '.join(of_these)})" if of_these else ""
+
+
 def sums(files: list[Path]) -> str:
     """The content of SHA256SUMS, as `sha256sum --check` reads it."""
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
@@ -171,8 +187,9 @@ def main() -> int:
     (target / SUMS).write_text(sums(files))
     for file in [*files, target / SUMS]:
         print(f"dist/{file.name}")
+    absent = [each for each in VERSIONS if interpreter(each) is None]
     for lack in missing(files):
-        print(f"not there: {lack}" + (f" ({why})" if lack == "the image" else ""))
+        print(f"not there: {lack}{reason(lack, why, absent)}")
     return 0
 
 
