@@ -335,10 +335,7 @@ class Server:
             )
             self.fronts.append(self.front_ends)
             self.metrics.front_ends = self.verbs.statistics.front_ends = self.front_ends.rows
-        ports = Ports(
-            None if self.http_listener is None else self.http_listener.getsockname()[1],
-            None if self.grpc_listener is None else self.grpc_listener.getsockname()[1],
-        )
+        ports = Ports.of(self.http_listener, self.grpc_listener)
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,11 @@ class Ports:
 
     rest: int | None = None
     grpc: int | None = None
+
+    @classmethod
+    def of(cls, rest: socket.socket | None, grpc: socket.socket | None) -> Ports:
+        """Those of the listeners."""
+        return cls(*(None if one is None else one.getsockname()[1] for one in (rest, grpc)))
 
 
 class Console:
