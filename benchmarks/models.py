@@ -123,7 +123,8 @@ ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
 BATCHED = "dynamic_batching { max_queue_delay_microseconds: 0 }\n"
 
 
-def _write(repository: Path, name: str, config: str, model: str = "", filename: str = "model.py") -> None:
+def written(repository: Path, name: str, config: str, model: str = "", filename: str = "model.py") -> None:
+    """Writes a model: its configuration without the name, and its file if there is one."""
     folder = repository / name / "1"
     folder.mkdir(parents=True, exist_ok=True)
     (repository / name / "config.pbtxt").write_text(f'name: "{name}"\n' + config)
@@ -134,16 +135,16 @@ def _write(repository: Path, name: str, config: str, model: str = "", filename: 
 def python_repository(repository: Path) -> None:
     """TritonPythonModel versions: tritonserver's Python backend and our own serve the same files."""
     python = 'backend: "python"\n' + ONE_INSTANCE
-    _write(repository, "simple", python + "max_batch_size: 8\n" + SIMPLE_IO, ADD_SUB)
-    _write(repository, "simple_batched", python + "max_batch_size: 64\n" + SIMPLE_IO + BATCHED, ADD_SUB)
-    _write(repository, "bls", python + "max_batch_size: 8\n" + SIMPLE_IO, CALL)
-    _write(repository, "large", python + LARGE_IO, IDENTITY)
-    _write(repository, "sequence", python + "max_batch_size: 1\n" + SEQUENCE_IO, ACCUMULATE)
+    written(repository, "simple", python + "max_batch_size: 8\n" + SIMPLE_IO, ADD_SUB)
+    written(repository, "simple_batched", python + "max_batch_size: 64\n" + SIMPLE_IO + BATCHED, ADD_SUB)
+    written(repository, "bls", python + "max_batch_size: 8\n" + SIMPLE_IO, CALL)
+    written(repository, "large", python + LARGE_IO, IDENTITY)
+    written(repository, "sequence", python + "max_batch_size: 1\n" + SEQUENCE_IO, ACCUMULATE)
 
 
 def pure_python(repository: Path, name: str) -> None:
     """A model with 5 ms of Python code per request, which holds the GIL."""
-    _write(repository, name, 'backend: "python"\n' + ONE_INSTANCE + "max_batch_size: 8\n" + SIMPLE_IO, PURE)
+    written(repository, name, 'backend: "python"\n' + ONE_INSTANCE + "max_batch_size: 8\n" + SIMPLE_IO, PURE)
 
 
 KERNEL = (
@@ -164,8 +165,8 @@ def native_repository(repository: Path) -> None:
         (repository / name / "config.pbtxt").write_text(
             f'name: "{name}"\nmax_batch_size: {batch}\n' + "\n".join(lines) + "\n" + extra
         )
-    _write(repository, "large", 'backend: "identity"\n' + LARGE_IO)
-    _write(repository, "sequence", 'backend: "sequence"\nmax_batch_size: 1\n' + SEQUENCE_IO)
+    written(repository, "large", 'backend: "identity"\n' + LARGE_IO)
+    written(repository, "sequence", 'backend: "sequence"\nmax_batch_size: 1\n' + SEQUENCE_IO)
 
 
 def with_instances(repository: Path, name: str, count: int) -> None:
@@ -198,7 +199,7 @@ def onnx_repository(repository: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     config = 'backend: "onnxruntime"\nmax_batch_size: 8\n' + SIMPLE_IO + ONE_INSTANCE
     config += 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
-    _write(repository, "simple", config)
+    written(repository, "simple", config)
     path = repository / "simple" / "1" / "model.onnx"
     onnx.save(model, str(path))
     return path
