@@ -308,8 +308,8 @@ class ModelBuilder:
         return model
 
     def _allocating(self) -> AbstractContextManager[None]:
-        """Around a load: how the allocator takes memory for it, where others will come and go."""
-        return allocator.mapping_weights() if self._settings.loads_by_request else nullcontext()
+        """Around a load: how the allocator takes memory for it. Mapping it takes time, which is spent where there is a budget."""
+        return allocator.mapping_weights() if self._settings.host_memory_budget else nullcontext()
 
     async def regroup(
         self, model: Model, found: Found, made: list[Building], tell: Callable[[str], None]
