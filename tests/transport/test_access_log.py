@@ -303,6 +303,15 @@ def test_a_request_has_one_line_whatever_clients_send(tmp_path: Path) -> None:
         assert len(text.splitlines()) == 1
 
 
+def test_a_version_is_one_field_of_a_combined_line(tmp_path: Path) -> None:
+    """It stands between no quotes, so nothing in it may end it: what follows would be taken for the status of gRPC."""
+    path = tmp_path / "access"
+    access = AccessLog("combined", str(path))
+    filled(access, model="m", version="1 OK", grpc="INVALID_ARGUMENT")
+    access.close(60)
+    assert path.read_text().endswith(' "m" 1\\x20OK INVALID_ARGUMENT\n')
+
+
 def test_after_a_full_disk_a_record_has_its_own_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -320,12 +320,13 @@ def _combined() -> Callable[[AccessRecord], bytes]:
     def line(record: AccessRecord) -> bytes:
         _settle(record)
         agent = record.agent.decode("latin-1")
+        version = _quoted(record.version).replace(" ", "\\x20")  # it stands between no quotes
         return (
             f"{record.client or '-'} - - [{times.of(int(record.when))}] "
             f'"{_quoted(record.method) or "-"} {_quoted(record.target) or "-"} {record.protocol}" '
             f'{record.status} {record.bytes_out} "-" "{_quoted(agent) or "-"}" '
             f'{record.bytes_in} {record.took / 1e9:.6f} "{_quoted(record.id) or "-"}" '
-            f'"{_quoted(record.model) or "-"}" {_quoted(record.version) or "-"} {record.grpc or "-"}\n'
+            f'"{_quoted(record.model) or "-"}" {version or "-"} {record.grpc or "-"}\n'
         ).encode()
 
     return line
