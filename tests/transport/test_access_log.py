@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import queue
 import re
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -17,6 +20,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from neptrio.service.access_log import MOST, AccessLog, AccessRecord
+from neptrio.service.line_file import LineFile
 from tests.support.certificates import Certificates
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
@@ -310,6 +314,33 @@ def test_a_version_is_one_field_of_a_combined_line(tmp_path: Path) -> None:
     filled(access, model="m", version="1 OK", grpc="INVALID_ARGUMENT")
     access.close(60)
     assert path.read_text().endswith(' "m" 1\\x20OK INVALID_ARGUMENT\n')
+
+
+def test_a_stream_that_takes_nothing_now_is_waited_for_whatever_its_number() -> None:
+    """Also in a program that has more than a thousand files open, where select() ends."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    file = LineFile("stderr", 0o640)
+    os.close(file._fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    file._fd = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 1500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.close(writer)
+    lines = (b"x" * 99 + b"\n") * 2000
+
+    def write() -> None:
+        with contextlib.closing(file):
+            file.write(lines)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    found = b""
+    while piece := os.read(reader, 4096):
+        found += piece
+    writing.join(60)
+    os.close(reader)
+    assert found == lines
 
 
 def test_after_a_full_disk_a_record_has_its_own_line(

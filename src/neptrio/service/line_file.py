@@ -47,11 +47,17 @@ class LineFile:
                 try:
                     at += os.write(self._fd, lines[at:] if at else lines)
                 except BlockingIOError:
-                    select.select([], [self._fd], [])
+                    self._until_taken()
             self._cut = False
         except OSError:
             self._cut = self._cut if at == 0 else lines[at - 1 : at] != b"\n"
             raise
+
+    def _until_taken(self) -> None:
+        """Waits until the stream takes more."""
+        poll = select.poll()  # select() takes no descriptor from 1024 on
+        poll.register(self._fd, select.POLLOUT)
+        poll.poll()
 
     def reopen(self) -> None:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""
