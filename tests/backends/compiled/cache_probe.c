@@ -133,6 +133,8 @@ static error act(const char* what) {
   return NULL;
 }
 
+static void stay(void) { for (;;) pause(); }
+
 error TRITONCACHE_CacheInitialize(object* cache, const char* config) {
   uint32_t major, minor;
   object family;
@@ -142,8 +144,14 @@ error TRITONCACHE_CacheInitialize(object* cache, const char* config) {
   setting(config, "control", control, sizeof control);
   setting(config, "go", pipe_name, sizeof pipe_name);
   mode(what);
-  if (is(what, "refuse")) return TRITONSERVER_ErrorNew(INVALID_ARG, "the setting 'control' says refuse");
+  if (is(what, "linger")) atexit(stay); /* refuses, and does not end */
+  if (is(what, "refuse") || is(what, "linger")) return TRITONSERVER_ErrorNew(INVALID_ARG, "the setting 'control' says refuse");
   if (is(what, "die")) abort();
+  if (is(what, "chatter")) { /* a message before the one that says whether it is ready, and no other */
+    struct { uint32_t kind; int32_t code; uint64_t number, size; double gauges[3]; } told = {3, -1, 0, 24, {0, 0, 0}};
+    for (int i = 3; i < 64; i++) send(i, &told, sizeof told, MSG_NOSIGNAL);
+    stay();
+  }
   if (is(what, "stall")) { fprintf(stderr, "it stalls\n"); for (;;) pause(); }
   fprintf(stderr, "begun with %s\n", config);
   CHECK(TRITONSERVER_LogMessage(1, "probe.c", 1, "a warning of the cache's"));

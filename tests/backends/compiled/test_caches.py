@@ -265,25 +265,32 @@ def test_a_start_that_waits_for_the_cache_can_be_interrupted(caches: Path, tmp_p
         server.communicate(timeout=60)
 
 
+REFUSED = r"cache 'probe' \(.*\) cannot be used: the setting 'control' says refuse"
+
+
 @pytest.mark.parametrize(
-    ("setting", "why"),
+    ("setting", "how", "why"),
     [
         (
             "redis,host=x",
+            "",
             "--cache-config: there is no cache 'redis': looked for '.*/redis/libtritoncache_redis.so'",
         ),
+        ("probe,control={control}", "refuse", REFUSED),
+        ("probe,control={control}", "linger", REFUSED),
         (
             "probe,control={control}",
-            r"cache 'probe' \(.*\) cannot be used: the setting 'control' says refuse",
+            "chatter",
+            r"cache 'probe' \(.*\) cannot be used: it has sent a message of kind 3 before it was ready",
         ),
     ],
-    ids=["unknown", "refuses"],
+    ids=["unknown", "refuses", "refuses-and-stays", "speaks-too-soon"],
 )
 def test_a_start_without_the_cache_fails_and_says_why(
-    caches: Path, tmp_path: Path, setting: str, why: str
+    caches: Path, tmp_path: Path, setting: str, how: str, why: str
 ) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "control").write_text("refuse")
+    (tmp_path / "control").write_text(how)
     flags = [
         f"--model-repository={tmp_path}/models",
         f"--cache-directory={caches}",

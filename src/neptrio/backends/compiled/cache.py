@@ -228,6 +228,7 @@ class CompiledCache(CacheElsewhere):
             for message in process.answers():
                 if message.kind == cache_process.BEGUN and message.code != cache_process.FINE:
                     why = message.value.decode("utf-8", "replace")
+                    break  # whether it ends by itself or not
                 elif message.kind == cache_process.BEGUN:
                     if process.begun:
                         raise Violation("it has begun twice")

@@ -156,8 +156,6 @@ class CacheProcess:
         head = bytearray(ANSWER.size)
         self._socket.settimeout(BEGIN_SECONDS)
         while self._receive(memoryview(head)):
-            if not self.begun:
-                self._socket.settimeout(None)
             kind, code, number, size = ANSWER.unpack(head)
             if kind == ANSWERED:
                 if number not in self.open:
@@ -166,9 +164,13 @@ class CacheProcess:
             most = MOST_BYTES if kind == ANSWERED and code == FINE else max(MOST_TEXT, GAUGES.size)
             if kind not in (BEGUN, ANSWERED, NUMBERS) or size > most:
                 raise Violation(f"it has sent a message of kind {kind} and {size} bytes")
+            if not self.begun and kind != BEGUN:
+                raise Violation(f"it has sent a message of kind {kind} before it was ready")
             value = bytearray(size)
             if not self._receive(memoryview(value)):
                 return
+            if not self.begun:
+                self._socket.settimeout(None)
             yield Message(kind, code, number, value)
 
     def _receive(self, room: memoryview) -> bool:
