@@ -157,6 +157,29 @@ def test_a_token_for_one_model_is_for_nothing_else(client: Http1 | Http2) -> Non
     assert ask(client, "other", "GET", "/v2/models/nowhere").status == 403
 
 
+def with_alias(config: dict[str, Any], alias: str) -> str:
+    return json.dumps({**config, "parameters": {"aliases": {"string_value": alias}}})
+
+
+def test_a_token_for_one_model_takes_no_name_of_others(client: Http1 | Http2) -> None:
+    """Neither by a load with a configuration: requests for that name would be answered by a model of its choice. What
+    somebody else has given the model, it may keep."""
+    config = json.loads(ask(client, "all", "GET", "/v2/models/other/config").body)
+
+    def load(token: str, text: str) -> Reply:
+        body = json.dumps({"parameters": {"config": text}}).encode()
+        return ask(client, token, "POST", "/v2/repository/models/other/load", body)
+
+    refused = load("other", with_alias(config, "elsewhere"))
+    assert refused.status == 403
+    assert "token 'other' is limited to some models: it is not for model 'elsewhere'" in refused.body.decode()
+    assert ask(client, "all", "GET", "/v2/models/elsewhere").status == 404
+    assert load("all", with_alias(config, "elsewhere")).status == 200
+    assert load("other", with_alias({**config, "default_model_filename": "x"}, "elsewhere")).status == 200
+    assert json.loads(ask(client, "all", "GET", "/v2/models/elsewhere").body)["name"] == "other"
+    assert load("other", json.dumps(config)).status == 200
+
+
 def test_probes_need_no_token(client: Http1 | Http2, server: ServerProcess) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/simple/ready"):
         assert client.request("GET", path).status == 200
@@ -242,6 +265,10 @@ def test_a_grpc_token_for_one_model_is_for_that_alone(triton: Any) -> None:
     assert triton.get_model_metadata("other", headers=auth("other")).name == "other"
     triton.get_server_metadata(headers=auth("other"))
     triton.load_model("other", headers=auth("other"))
+    config = triton.get_model_config("other", headers=auth("other"), as_json=True)["config"]
+    with pytest.raises(InferenceServerException, match="it is not for model 'elsewhere'") as error:
+        triton.load_model("other", headers=auth("other"), config=with_alias(config, "elsewhere"))
+    assert error.value.status() == "StatusCode.PERMISSION_DENIED"
 
 
 def test_every_message_of_a_stream_is_looked_at(triton: Any) -> None:

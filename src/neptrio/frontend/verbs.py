@@ -27,6 +27,7 @@ from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.certificates import KINDS, Certificate
+from neptrio.service.tokens import Account
 from neptrio.transport import admin_only
 from neptrio.transport.grpc.audit_call import audit_call
 from neptrio.transport.grpc.connection import PROBES
@@ -255,6 +256,7 @@ class GrpcCall:
         self._client = str(told["client"])
         self._certificate = certificate_of(told["certificate"])
         self.metadata: Any = None
+        self.caller: Account | None = None  # whose the last message is, where clients are known
         left = told["deadline"]
         self.deadline = None if left is None else Deadline.from_timeout(float(left))
         self.peer = Peer(str(told["peer"]))
@@ -292,7 +294,7 @@ class GrpcCall:
         self._request = found
         policy = self._verbs.policy
         if policy is not None and policy.reads_messages:
-            policy.message(self._path, self._headers, found, self._certificate)
+            self.caller = policy.message(self._path, self._headers, found, self._certificate)
         if self._verbs.admin_elsewhere:
             admin_only.check_call(self._path, found)
         return found

@@ -234,12 +234,18 @@ class Loads:
         return True
 
     def _check_names(self, operation: Operation, found: Found) -> None:
-        """Raises InvalidArgument where the versions that were found lack one that a label names, or an alias cannot be had."""
-        name = operation.record.name
+        """Raises InvalidArgument where the versions that were found lack one that a label names, or an alias cannot be had, and
+        Denied where who asks may not give the alias that the configuration of the call has."""
+        name, parameters = operation.record.name, operation.parameters
         if not found.versions:
             return
+        if parameters.overrides and parameters.check_alias is not None:
+            kept = self._catalog.names.configured_aliases(name)
+            for alias in version_labels.aliases(found.source.config):
+                if alias not in kept:
+                    parameters.check_alias(alias)
         try:
-            self._catalog.check_names(name, found.versions, operation.parameters.names, found.source.config)
+            self._catalog.check_names(name, found.versions, parameters.names, found.source.config)
         except InvalidArgument as error:
             raise InvalidArgument(f"load failed for model '{name}': {error}") from None
 

@@ -167,14 +167,21 @@ class RepositoryManager(Catalog):
             if text:
                 log.error("%s", text)
 
-    async def load(self, name: str, parameters: dict[str, Any], repository: str = "") -> None:
+    async def load(
+        self,
+        name: str,
+        parameters: dict[str, Any],
+        repository: str = "",
+        check_alias: Callable[[str], None] | None = None,
+    ) -> None:
         """Loads or reloads a model; returns when it serves, or at once with `async`. `repository` is what the caller calls
-        the repository to load from, "" for any.
+        the repository to load from, "" for any. `check_alias` raises Denied for an alias that the caller's configuration may
+        not give the model.
 
         Raises the load's TritonError. A caller that is cancelled does not end the load.
         """
         self.repositories.select(repository)
-        parsed = override.parse(parameters, repository)
+        parsed = override.parse(parameters, repository, check_alias)
         operation = self.loads.begin(name, parsed)
         if parsed.return_at_once:
             return

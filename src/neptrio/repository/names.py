@@ -110,6 +110,10 @@ class Names:
         """The labels that the model's configuration says."""
         return (self._said.get(name) or Said()).labels
 
+    def configured_aliases(self, name: str) -> tuple[str, ...]:
+        """The aliases that the model's configuration says."""
+        return (self._said.get(name) or Said()).aliases
+
     def label(self, name: str, label: str) -> int | None:
         """The version that a label names."""
         said = self._said.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class LoadParameters:
     return_at_once: bool = False
     repository: str = ""  # what the client calls the repository to load from; "": any
     names: Change = field(default_factory=Change)  # labels to be set with the load
+    check_alias: Callable[[str], None] | None = None  # raises Denied for one that who asks may not give
 
     @property
     def overrides(self) -> bool:
@@ -60,7 +61,9 @@ class LoadParameters:
         return self.config is not None or bool(self.files)
 
 
-def parse(parameters: Mapping[str, Any], repository: str = "") -> LoadParameters:
+def parse(
+    parameters: Mapping[str, Any], repository: str = "", check_alias: Callable[[str], None] | None = None
+) -> LoadParameters:
     """Checks the types of a load call's parameters. `file:` values are bytes or base64 text.
 
     Raises InvalidArgument, or Internal for an unknown parameter (docs/protocol/rules.md E4.2).
@@ -92,7 +95,7 @@ def parse(parameters: Mapping[str, Any], repository: str = "") -> LoadParameters
                 f"unexpected error on creating Triton parameter: unknown load parameter '{shown(key)}', expected "
                 f"config, {FILE}<version>/<file name>, {version_labels.LABELS} or async"
             )
-    return LoadParameters(config, files, at_once, repository, Change(labels))
+    return LoadParameters(config, files, at_once, repository, Change(labels), check_alias)
 
 
 def _text(key: str, value: Any) -> str:

@@ -32,6 +32,20 @@ def check_name(name: str) -> None:
         )
 
 
+def _alias_check(client: Account | None) -> Callable[[str], None] | None:
+    """What raises Denied for an alias that `client` may not give to a model: requests for that name would be answered by a model
+    of its choice. None where it may give any."""
+    if client is None or client.client.models is None:
+        return None
+    who = client.client
+
+    def check(alias: str) -> None:
+        if not who.covers(alias):
+            raise Denied(f"{who.title} is limited to some models: it is not for model '{alias}'")
+
+    return check
+
+
 class RepositoryService:
     """Index, load and unload; names of versions and models."""
 
@@ -148,11 +162,10 @@ class RepositoryService:
             )
         self._may("setting labels", {})
         change = names.parse(given)
-        for alias in change.aliases:
-            if client is not None and not client.client.covers(alias):
-                raise Denied(
-                    f"{client.client.title} is limited to some models: it is not for model '{alias}'"
-                )
+        check_alias = _alias_check(client)
+        if check_alias is not None:
+            for alias in change.aliases:
+                check_alias(alias)
         return await self._repository.set_names(name, change)
 
     def _by_its_own_name(self, name: str) -> None:
@@ -184,9 +197,11 @@ class RepositoryService:
                 "explicit model load / unload is not allowed without --model-control-mode=explicit"
             )
 
-    async def load(self, name: str, parameters: dict[str, Any], repository: str = "") -> None:
+    async def load(
+        self, name: str, parameters: dict[str, Any], repository: str = "", client: Account | None = None
+    ) -> None:
         """Loads or reloads a model, from any repository or the one that the client calls `repository`; returns when it
-        serves, or at once with the parameter `async`.
+        serves, or at once with the parameter `async`. `client` is who asks.
 
         Raises the load's error, InvalidArgument for a name that no model can have, NotFound for a repository that there is
         not, or Denied.
@@ -196,7 +211,7 @@ class RepositoryService:
         self._may("loading models", parameters)
         self._by_its_own_name(name)
         await self._may_run(name, parameters)
-        await self._repository.load(name, parameters, repository)
+        await self._repository.load(name, parameters, repository, _alias_check(client))
 
     async def unload(self, name: str, unload_dependents: bool = False, repository: str = "") -> None:
         """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does, and NotFound for a

@@ -393,11 +393,12 @@ class HeaderPolicy:
 
     def message(
         self, path: str, headers: Pairs, message: Any, certificate: Certificate | None = None
-    ) -> None:
-        """Checks the request message of a gRPC call other than inference. Raises TritonError."""
+    ) -> Account | None:
+        """Checks the request message of a gRPC call other than inference; the client, None where nobody is asked who they
+        are. Raises TritonError."""
         tokens = self._tokens
         if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
-            return
+            return None
         method = path.rpartition("/")[2]
         scopes = METHOD_SCOPES.get(method, (READ,))
         if len(scopes) > 1:
@@ -407,6 +408,7 @@ class HeaderPolicy:
         account = tokens.check(bearer(headers), scopes, model, certificate)
         if METHOD_CATEGORIES.get(path) != "health":
             tokens.count(account, scopes, monotonic_ns())
+        return account
 
     def request(self, headers: Pairs, request: InferRequest, certificate: Certificate | None = None) -> None:
         """For a decoded inference request over gRPC: checks that the client may use its model, makes the request the

@@ -22,6 +22,7 @@ from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.wire import Wire
 
 if TYPE_CHECKING:
+    from neptrio.service.tokens import Account
     from neptrio.transport.grpc.server import GrpcServer
 
 MODEL_INFER = b"/inference.GRPCInferenceService/ModelInfer"
@@ -135,12 +136,15 @@ class GrpcConnection(Http2Connection):
                 return restricted(session, stream_id, headers, error)
         return None
 
-    def check_message(self, path: str, headers: Headers, message: Any) -> None:
-        """Checks the request message of a call other than inference. Raises TritonError."""
+    def check_message(self, path: str, headers: Headers, message: Any) -> Account | None:
+        """Checks the request message of a call other than inference; the client, None where nobody is asked who they are.
+        Raises TritonError."""
+        account = None
         if self.forward is not None:
-            self.forward.message(path, headers(), message, self.certificate)
+            account = self.forward.message(path, headers(), message, self.certificate)
         if self._server.admin_elsewhere:
             admin_only.check_call(path, message)
+        return account
 
     def _over_limits(self) -> TritonError | None:
         """Why a new call is refused now, None if it is not."""

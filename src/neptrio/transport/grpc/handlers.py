@@ -40,6 +40,7 @@ from neptrio.transport.header_policy import MODEL_FIELDS
 from neptrio.transport.http2.session import Headers, Http2Session
 
 if TYPE_CHECKING:
+    from neptrio.service.tokens import Account
     from neptrio.transport.grpc.connection import GrpcConnection
 
 log = logging.getLogger("neptrio.grpc")
@@ -119,6 +120,7 @@ class HandlerCall(Call):
         self.user_agent = (headers.get(b"user-agent") or b"").decode("latin-1")
         self.peer = Peer(connection.wire.peer)
         self.metadata: Any = None
+        self.caller: Account | None = None  # whose the last message is, where clients are known
         connection.nursery.start_soon(self._run)
 
     def set_deadline(self, value: bytes) -> None:
@@ -199,7 +201,7 @@ class HandlerCall(Call):
             self._path, self._handler, message, self._connection.services.workers, self._connection
         )
         self._request = found
-        self._connection.check_message(self._path.decode("latin-1"), self.headers, found)
+        self.caller = self._connection.check_message(self._path.decode("latin-1"), self.headers, found)
         return found
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:

@@ -41,6 +41,7 @@ from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
 from neptrio.transport.grpc.shared_memory import SharedMemoryHandlers
 
+LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
 SINCE_START = (
     "neptrio-since-start"  # metadata: "true" asks for the sums over all loads since the server's start
@@ -97,8 +98,9 @@ class InferenceHandlers(SharedMemoryHandlers):
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 
     def __mapping__(self) -> dict[str, Any]:
-        """grpclib's handlers by path; that of the statistics sees what its client asks for beside the message."""
+        """grpclib's handlers by path; those of the statistics and of loads see more of their call than the message."""
         mapping = dict(super().__mapping__())
+        mapping[LOAD] = mapping[LOAD]._replace(func=self._load_call)
         mapping[STATISTICS] = mapping[STATISTICS]._replace(func=self._statistics_call)
         return mapping
 
@@ -137,7 +139,8 @@ class InferenceHandlers(SharedMemoryHandlers):
         )
         return await encoded(rows)
 
-    async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
+    async def _load_call(self, stream: Any) -> None:
+        message = await stream.recv_message()
         parameters: dict[str, Any] = {}
         for key, value in message.parameters.items():
             if key in ("config", LABELS):
@@ -160,8 +163,10 @@ class InferenceHandlers(SharedMemoryHandlers):
                 parameters[key] = value.bool_param
             else:
                 raise InvalidArgument(f"unrecognized load parameter '{shown(key)}'.")
-        await self._verbs.repository.load(message.model_name, parameters, message.repository_name)
-        return RepositoryModelLoadResponse()
+        await self._verbs.repository.load(
+            message.model_name, parameters, message.repository_name, stream.caller
+        )
+        await stream.send_message(RepositoryModelLoadResponse())
 
     async def repository_model_unload(self, message: Any) -> RepositoryModelUnloadResponse:
         dependents = False

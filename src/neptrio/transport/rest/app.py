@@ -514,7 +514,7 @@ class RestApp:
 
     async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters, _ = await self._load_parameters(scope, receive)
-        await self._verbs.repository.load(route.model, parameters, route.repository)
+        await self._verbs.repository.load(route.model, parameters, route.repository, scope.get(CLIENT))
         return 200, JSON, []
 
     async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
