@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import queue
 import re
 import resource
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -316,17 +316,23 @@ def test_a_version_is_one_field_of_a_combined_line(tmp_path: Path) -> None:
     assert path.read_text().endswith(' "m" 1\\x20OK INVALID_ARGUMENT\n')
 
 
-def test_a_stream_that_takes_nothing_now_is_waited_for_whatever_its_number() -> None:
+def test_a_stream_that_takes_nothing_now_is_waited_for_whatever_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also in a program that has more than a thousand files open, where select() ends."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    file = LineFile("stderr", 0o640)
-    os.close(file._fd)
+    monkeypatch.setattr(sys, "stderr", open(writer, "wb", buffering=0))  # noqa: SIM115
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    file._fd = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 1500)
+    taken = [os.dup(writer)]
+    while taken[-1] < 1100:
+        taken.append(os.dup(writer))
+    file = LineFile("stderr", 0o640)
+    for descriptor in taken:
+        os.close(descriptor)
+    sys.stderr.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    os.close(writer)
     lines = (b"x" * 99 + b"\n") * 2000
 
     def write() -> None:
