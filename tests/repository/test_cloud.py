@@ -318,7 +318,7 @@ def test_checking_cloud_storage(tmp_path: Path) -> None:
 def test_nothing_is_imported_when_it_is_not_used(tmp_path: Path) -> None:
     code = (
         "import sys, neptrio.server\nfrom neptrio.settings import Settings\nfrom pathlib import Path\n"
-        f"from neptrio.repository.repositories import Repositories\nPlaces(Settings(model_repository=(Path({str(tmp_path)!r}),))).model_dirs()\n"
+        f"from neptrio.repository.repositories import Repositories\nRepositories(Settings(model_repository=(Path({str(tmp_path)!r}),))).model_dirs()\n"
         "assert not {'fsspec', 's3fs', 'aiohttp'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -49,7 +49,7 @@ class Clients:
     """
 
     def __init__(self, server: ServerProcess) -> None:
-        self.loads = self.loaded = 0
+        self.loading = self.loaded = 0
         self.answers = 0
         self.refused: list[str] = []
         self.wrong: list[Any] = []
@@ -74,8 +74,8 @@ class Clients:
                 except InferenceServerException as error:
                     self.refused.append(str(error))
                     continue
-                if own != number * 1_000_000 + sent or not least <= generation <= self.loads:
-                    self.wrong.append((own, sent, least, generation, self.loads))
+                if own != number * 1_000_000 + sent or not least <= generation <= self.loading:
+                    self.wrong.append((own, sent, least, generation, self.loading))
                 self.answers += 1
 
     def more(self, count: int) -> None:
