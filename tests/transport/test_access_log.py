@@ -316,6 +316,30 @@ def test_a_version_is_one_field_of_a_combined_line(tmp_path: Path) -> None:
     assert path.read_text().endswith(' "m" 1\\x20OK INVALID_ARGUMENT\n')
 
 
+def test_what_waits_is_no_larger_than_what_is_written(tmp_path: Path) -> None:
+    """While a pipe is full, thousands of records wait, each of them with what a client has sent."""
+    path = tmp_path / "json"
+    access = AccessLog("json", str(path))
+    large = "x" * (1 << 20)
+    record = filled(
+        access,
+        target=f"/v2/models/m/versions/3/infer/{large}?{large}",
+        agent=large.encode(),
+        **dict.fromkeys(("method", "id"), large),
+    )
+    plain = filled(access, target=f"/v2?{large}", model=large, version=large)
+    access.close(60)
+    assert all(
+        len(text) <= 2048
+        for one in (record, plain)
+        for text in (one.target, one.agent, one.method, one.id, one.model, one.version)
+    )
+    first, second = rows(path)
+    assert (first["model"], first["model_version"]) == ("m", "3")
+    assert {len(first[name]) for name in ("path", "user_agent", "method", "request_id")} == {300}
+    assert second["path"] == "/v2" and len(second["model"]) == len(second["model_version"]) == 300
+
+
 def test_a_stream_that_takes_nothing_now_is_waited_for_whatever_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ Rules:
     disk did not take are, too. The server's log says how many, at most once in TOLD_SECONDS and at the end.
  3. No secret is written: of a target the query is dropped, headers are not shown except User-Agent.
  4. One request is one line: text of clients is cut to LONGEST characters, and what could end a line, or control a terminal, is
-    escaped.
+    escaped. What waits holds no more than HELD of any text.
  5. With front ends each of them appends to the same file. Lines stay whole: they are written by single calls, to streams of no
     more than PIECE bytes.
 """
@@ -42,6 +42,7 @@ TOGETHER = 32  # lines that are made before the core is offered
 PIECE = 4096  # bytes; a pipe takes so many without those of another process in between (PIPE_BUF)
 TOLD_SECONDS = 60.0
 LONGEST = 300
+HELD = 2048  # characters of a text that are kept until the line is made, which looks for the model in the whole path
 GONE = 499  # the client left before its answer began; the number that web servers use
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -131,7 +132,15 @@ class AccessRecord:
             self._ended = True
             self.took = monotonic_ns() - self._began
             self.when = time.time() - self.took / 1e9
+            asked = len(self.method) + len(self.target) + len(self.model) + len(self.version)
+            if asked + len(self.agent) + len(self.id) > HELD:
+                self._cut()
             self._log.put(self)
+
+    def _cut(self) -> None:
+        self.target = self.target.partition("?")[0][:HELD]
+        self.method, self.agent, self.id = self.method[:HELD], self.agent[:HELD], self.id[:HELD]
+        self.model, self.version = self.model[:HELD], self.version[:HELD]
 
 
 def agent_of(head: bytes) -> bytes:
