@@ -75,6 +75,7 @@ LINE = {"name": "a", "files": "x", "held": 1, "seconds": 0.1}
         "{}\n",
         json.dumps(HEAD) + "\n{",
         json.dumps(HEAD) + "\n[1]\n",
+        json.dumps(HEAD) + "\n" + "[" * 200_000 + "\n",
         *(
             json.dumps(HEAD) + "\n" + json.dumps({**LINE, key: value}) + "\n"
             for key, value in (

@@ -130,10 +130,10 @@ def _read(file: Path) -> dict[str, Size]:
         raise ValueError("the file is too large")
     found: dict[str, Size] = {}
     with file.open(encoding="utf-8") as lines:
-        if json.loads(next(lines, "null")) != HEAD:
+        if _parsed(next(lines, "null")) != HEAD:
             raise ValueError("the file is not one of this server's")
         for line in lines:
-            entry = json.loads(line)
+            entry = _parsed(line)
             found[_text(entry, "name")] = Size(
                 _text(entry, "files"),
                 int(_number(entry, "held", LARGEST)),
@@ -141,6 +141,14 @@ def _read(file: Path) -> dict[str, Size]:
                 _devices(entry),
             )
     return _bounded(found)
+
+
+def _parsed(line: str) -> Any:
+    """Raises ValueError."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("a line is nested too deeply") from None
 
 
 def _text(entry: Any, key: str) -> str:
