@@ -10,18 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.errors import Cancelled, Internal, Reason, Unavailable
 from neptrio.flags import Restriction
+from neptrio.loop import slices
 from neptrio.observe import last_errors, log_tail
 from neptrio.observe.last_errors import LastErrors
 from neptrio.observe.log_tail import LogTail
 from neptrio.service.recent_log import RecentLog
 from neptrio.settings import Settings
+from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest.app import RestApp
 from tests.support.certificates import Certificates
+from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess, without_front_ends
@@ -206,3 +211,53 @@ def test_who_is_told_the_log() -> None:
     assert not refused(RecentLog(plain).at("0.0.0.0"), admin=True)
     assert not refused(RecentLog(restricted).at("0.0.0.0"))
     assert not refused(RecentLog(Settings(auth_config=Path("auth.toml"))).at("0.0.0.0"))
+
+
+def test_others_run_between_the_errors_of_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of models, and each text is looked at, a character at a time."""
+    for i in range(20):
+        write_model(tmp_path, f"m{i}", identity_config())
+    with EmbeddedServer(tmp_path) as running:
+        server = running.server
+        app = RestApp(server.services, server.verbs, None, OriginPolicy([]))
+        for model in server.repository.ready_models():
+            model.counters.note_error(Internal(f"of {model.name}"))
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v2/errors",
+            "raw_path": b"/v2/errors",
+            "query_string": b"",
+            "headers": [],
+        }
+
+        async def ask() -> tuple[int, bytes]:
+            turns, body = 0, b""
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            async def receive() -> Any:
+                await trio.sleep_forever()
+
+            async def send(message: Any) -> None:
+                nonlocal body
+                body += message.get("body", b"")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other)
+                await trio.lowlevel.checkpoint()  # it has begun
+                await app(scope, receive, send)
+                nursery.cancel_scope.cancel()
+            return turns, body
+
+        monkeypatch.setattr(slices, "SLICE_NS", -1)
+        turns, body = running.run(ask)
+    found = json.loads(body)["models"]
+    assert {row["name"]: row["errors"][0]["text"] for row in found} == {
+        f"m{i}": f"of m{i}" for i in range(20)
+    }
+    assert turns >= 19, "once between any two"

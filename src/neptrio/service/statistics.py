@@ -140,21 +140,18 @@ class StatisticsService:
 
         return (of(model) for model in self._models(name, version))
 
-    def errors(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """What requests met last, of each version since its load; without a name of those that met anything. Raises as
-        model_statistics() does."""
-        rows = [(model, model.counters.errors) for model in self._models(name, version)]
-        return {
-            "models": [
-                {
-                    "name": model.name,
-                    "version": model.version,
-                    "errors": [] if errors is None else errors.rows(),
-                }
-                for model, errors in rows
-                if name or errors is not None
-            ]
-        }
+    def errors(self, name: str = "", version: str = "") -> Iterator[dict[str, Any]]:
+        """What requests met last, of each version since its load, each made when it is asked for; without a name of those that
+        met anything. Raises as model_statistics() does, at once."""
+        return (
+            {
+                "name": model.name,
+                "version": model.version,
+                "errors": [] if model.counters.errors is None else model.counters.errors.rows(),
+            }
+            for model in self._models(name, version)
+            if name or model.counters.errors is not None
+        )
 
     def _models(self, name: str, version: str) -> Iterator[Any]:
         repository = self._repository

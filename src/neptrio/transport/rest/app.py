@@ -468,7 +468,8 @@ class RestApp:
         return 200, JSON, [b"[", await gathered(map(bytes, traces), b","), b"]"]
 
     async def _errors(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._verbs.statistics.errors(route.model, route.version))]
+        rows = self._verbs.statistics.errors(route.model, route.version)
+        return 200, JSON, [b'{"models":[', await in_slices(rows, dump_json, b","), b"]}"]
 
     async def _logging_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         query = scope["query_string"].decode("latin-1")
