@@ -1,8 +1,8 @@
-"""Say in words what will and won't batch for a model, and why.
+"""Say in words what will and won't batch for a model, and why; or plan a budget of memory for models on demand.
 
 The configuration is read from a model repository, or asked from a running server. The server has filled in
 what the configuration leaves open, and also tells why it closed its batches so far. With --plot a running server is
-measured (neptrio.sweep).
+measured (neptrio.sweep). With --memory recorded traffic is played against budgets (neptrio.traces.memory_plan).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,20 +22,36 @@ from urllib.parse import quote
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.flags import authorization
+from neptrio.limits import shown
+from neptrio.repository import scan
+from neptrio.repository.putting_away import size_text
+from neptrio.repository.remembered import Remembered
+from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.explain import explain
+from neptrio.settings import Settings
 from neptrio.sweep import report
+from neptrio.traces import memory_plan
+from neptrio.traces.reader import NoTraceFile, read
 
-HELP = "say what will and won't batch for a model"
+HELP = "say what will and won't batch for a model, measure one, or plan a budget of memory"
+SHOWN = 10  # models in a plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `neptrio explain`."""
-    parser.add_argument("model", help="the model's name")
+    parser.add_argument("model", nargs="?", default="", help="the model's name")
     parser.add_argument(
         "--url", default="localhost:8000", help="the server's HTTP address (default: localhost:8000)"
     )
     parser.add_argument(
         "--model-repository", type=Path, help="read the configuration here instead of asking a server"
+    )
+    parser.add_argument(
+        "--memory", nargs="+", metavar="FILE",
+        help="in place of a model: trace files, for which budgets of memory are compared (--model-repository is needed)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-cache-directory", type=Path, help="with --memory: the server's flag of that name"
     )
     report.add_arguments(parser)
 
@@ -41,6 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the sentences, or measures. Returns 0, 1 when there is no such model or no such server, 2 for flags that do
     not go together."""
+    if options.memory is not None:
+        if options.model or options.model_repository is None or options.plot is not None:
+            print(
+                "error: --memory FILE... goes with --model-repository DIR, without a model or --plot",
+                file=sys.stderr,
+            )
+            return 2
+        return _memory(options)
+    if not options.model:
+        print("error: expected the name of a model, or --memory FILE...", file=sys.stderr)
+        return 2
     if options.plot is not None:
         if options.model_repository is not None:
             print("error: --plot measures a running server: leave out --model-repository", file=sys.stderr)
@@ -67,7 +96,6 @@ def run(options: argparse.Namespace) -> int:
 def _read(repository: Path, name: str) -> Any:
     """The configuration as a server completes it, as far as files tell that. Raises InvalidArgument."""
     from neptrio.repository.check import Checker
-    from neptrio.settings import Settings
 
     if not (repository / name).is_dir():
         raise InvalidArgument(f"there is no model '{name}' in {repository}")
@@ -80,6 +108,90 @@ def _read(repository: Path, name: str) -> Any:
             file=sys.stderr,
         )
     return checked.config
+
+
+def _memory(options: argparse.Namespace) -> int:
+    """Prints what budgets would have meant. Returns 1 where a file or the repository cannot be read."""
+    uses = memory_plan.Uses()
+
+    def warn(text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)
+
+    try:
+        for file in options.memory:
+            with open(file, encoding="utf-8", errors="replace") as source:
+                read(source, uses.add, warn)
+        settings = Settings(
+            model_repository=(options.model_repository,), model_cache_directory=options.model_cache_directory
+        )
+        counts = uses.counts()
+        sizes = _sizes(settings, counts)
+    except (TritonError, OSError, NoTraceFile) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    gone = counts.keys() - sizes.keys()
+    if gone:
+        warn(
+            f"{len(gone)} models of the traces are not in the repository and left out: {', '.join(sorted(gone)[:SHOWN])}"
+        )
+    order = [name for name in uses.in_order() if name in sizes]
+    if not order:
+        print("error: no request for a model of the repository is in the traces", file=sys.stderr)
+        return 1
+    for line in _plan(order, sizes, uses.seconds):
+        print(line)
+    return 0
+
+
+def _sizes(settings: Settings, names: Iterable[str]) -> dict[str, memory_plan.Size]:
+    """What is known of each model that the repository has. Raises OSError and InvalidArgument."""
+    repositories = Repositories(settings)
+    try:
+        remembered = Remembered(repositories.sizes_file(settings)).read()
+        found: dict[str, memory_plan.Size] = {}
+        for name in names:
+            folders = repositories.folders(name)
+            if not folders:
+                continue
+            known = remembered.get(name)
+            if known is not None:
+                found[name] = memory_plan.Size(known.held, known.seconds)
+                continue
+            files = sum(size for _, size in scan.fingerprint(folders[0]).values() if size > 0)
+            found[name] = memory_plan.Size(files, measured=False)
+        return found
+    finally:
+        repositories.close()
+
+
+def _plan(order: list[str], sizes: dict[str, memory_plan.Size], seconds: float) -> Iterator[str]:
+    """The lines of the plan."""
+    counts = Counter(order)
+    found = memory_plan.outcomes(order, sizes)
+    best = memory_plan.enough(found, len(order))
+    hours = max(seconds / 3600, 1e-9)
+    guessed = sum(not sizes[name].measured for name in counts)
+    yield f"{len(order):,} uses of {len(counts):,} models in {seconds:,.0f} s."
+    if guessed:
+        yield (
+            f"{guessed:,} of them were never measured, and count as their files. A server with --model-memory-budget writes down "
+            "what it has loaded."
+        )
+    yield ""
+    yield f"{'budget':>10}  {'waited for a load':>17}  {'of these spared by more':>23}  {'loads/hour':>10}  {'of their time, s':>16}"
+    for one in found:
+        waited = sum(one.waits.values())
+        yield (
+            f"{size_text(one.budget):>10}  {waited:>9,} {waited / len(order):>6.1%}  {one.again:>23,}  {waited / hours:>10,.0f}  "
+            f"{one.seconds:>16,.1f}{'  <- enough' if one is best else ''}"
+        )
+    yield ""
+    yield f"{'model':<40}  {'holds':>10}  {'uses':>10}  {'waited':>10}"
+    for name, waited in best.waits.most_common(SHOWN):
+        mark = "" if sizes[name].measured else " (files)"
+        yield f"{shown(name, 40):<40}  {size_text(sizes[name].held):>10}  {counts[name]:>10,}  {waited:>10,}{mark}"
+    yield ""
+    yield f"--model-memory-budget={-(-best.budget // (1 << 20))}MiB is enough for this traffic; leave a tenth for what overlaps."
 
 
 def _get(url: str) -> urllib.request.Request:
