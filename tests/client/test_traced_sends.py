@@ -132,6 +132,41 @@ def test_a_slow_reader_of_a_stream(server: ServerProcess) -> None:
     assert resumed < sent(server, "two")[1]
 
 
+@pytest.mark.slow
+def test_answers_that_workers_compress(tmp_path: Path) -> None:
+    """An answer of a stream that waits for a worker, or behind one that does, was not sent before."""
+    isolated(tmp_path, "large", MODEL, config(), way="none")
+    compressing = "--grpc-infer-response-compression-level=high"
+    with ServerProcess(
+        tmp_path, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", compressing
+    ) as server:
+        client = RawClient(server.grpc)
+        try:
+            names = ["one", "two", "three"]
+            requests = b"".join(map(stream_request, names))
+            client.send(
+                client.headers(1, STREAM_INFER, [("grpc-accept-encoding", "gzip")])
+                + client.data(1, requests, end=True)
+            )
+            client.until(lambda: client.replies[1].messages, "the first answer")
+            came = time.monotonic_ns()
+            client.until(lambda: client.replies[1].ended, "all answers")
+            assert client.replies[1].status == 0 and len(client.replies[1].data) < SIZE // 8
+        finally:
+            client.close()
+        ends = [sent(server, name)[1] for name in names]
+        assert ends == sorted(ends)
+        assert came < ends[2], "workers were not through with it when the first one came"
+        client = RawClient(server.grpc)
+        client.send(
+            client.headers(1, STREAM_INFER, [("grpc-accept-encoding", "gzip")])
+            + client.data(1, stream_request("left") + stream_request("left too"))
+        )
+        client.until(lambda: client.replies[1].headers, "the stream's beginning")
+        client.close()
+        until(lambda: recent(server, "left") and recent(server, "left too"), "the traces")
+
+
 def test_a_client_that_leaves_a_stream_ends_its_traces(server: ServerProcess) -> None:
     client = RawClient(server.grpc, credit=False)
     client.send(
