@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
-from neptrio.service.access_log import MOST, AccessLog, AccessRecord
+from neptrio.service.access_log import MOST, PIECE, AccessLog, AccessRecord
 from neptrio.service.line_file import LineFile
 from tests.support.certificates import Certificates
 from tests.support.gate import Gate
@@ -314,6 +314,22 @@ def test_a_version_is_one_field_of_a_combined_line(tmp_path: Path) -> None:
     filled(access, model="m", version="1 OK", grpc="INVALID_ARGUMENT")
     access.close(60)
     assert path.read_text().endswith(' "m" 1\\x20OK INVALID_ARGUMENT\n')
+
+
+@pytest.mark.parametrize("form", ["json", "combined"])
+@pytest.mark.parametrize("character", ["x", '"', "\x01", " ", "\u4e2d", "\U0001f600"])
+def test_a_line_is_written_by_one_call_whatever_is_in_it(tmp_path: Path, form: str, character: str) -> None:
+    """A pipe takes PIECE bytes without those of another process in between, and lines of front ends stay whole."""
+    path = tmp_path / form
+    access = AccessLog(form, str(path))
+    names = ("target", "method", "id", "model", "version")
+    filled(access, agent=b"\xff" * 4096, grpc="RESOURCE_EXHAUSTED", **dict.fromkeys(names, character * 999))
+    access.close(60)
+    text = path.read_text()
+    assert len(text) <= PIECE and text.count("\n") == 1
+    if form == "json":
+        found = json.loads(text)["request_id"]
+        assert len(found) >= 50 and set(found) == {character}
 
 
 def test_what_waits_is_no_larger_than_what_is_written(tmp_path: Path) -> None:

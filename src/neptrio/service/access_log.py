@@ -11,8 +11,8 @@ Rules:
  2. Nobody waits for the file: beyond MOST records that are not written, further ones are left out and counted. Those that the
     disk did not take are, too. The server's log says how many, at most once in TOLD_SECONDS and at the end.
  3. No secret is written: of a target the query is dropped, headers are not shown except User-Agent.
- 4. One request is one line: text of clients is cut to LONGEST characters, and what could end a line, or control a terminal, is
-    escaped. What waits holds no more than HELD of any text.
+ 4. One request is one line: text of clients is cut to LONGEST characters, less where these would take more than ROOM bytes, and
+    what could end a line, or control a terminal, is escaped. What waits holds no more than HELD of any text.
  5. With front ends each of them appends to the same file. Lines stay whole: they are written by single calls, to streams of no
     more than PIECE bytes.
 """
@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from json.encoder import encode_basestring_ascii as _text
+from json.encoder import encode_basestring_ascii
 
 from neptrio.errors import Code
 from neptrio.loop import threads
@@ -42,6 +42,7 @@ TOGETHER = 32  # lines that are made before the core is offered
 PIECE = 4096  # bytes; a pipe takes so many without those of another process in between (PIPE_BUF)
 TOLD_SECONDS = 60.0
 LONGEST = 300
+ROOM = 602  # bytes of such a text as it is written, so that a line is no longer than PIECE
 HELD = 2048  # characters of a text that are kept until the line is made, which looks for the model in the whole path
 GONE = 499  # the client left before its answer began; the number that web servers use
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -261,6 +262,15 @@ def _settle(record: AccessRecord) -> None:
     record.status = record.status or GONE
 
 
+def _text(text: str) -> str:
+    """Text of a client as JSON."""
+    cut = text[:LONGEST]
+    shown = encode_basestring_ascii(cut)
+    if len(shown) > ROOM:
+        shown = encode_basestring_ascii(cut[: ROOM // (12 if max(cut) > "\uffff" else 6)])
+    return shown
+
+
 class _Times:
     """The time of a line as text; lines of the same second share most of it."""
 
@@ -288,7 +298,7 @@ def _json() -> Callable[[AccessRecord], bytes]:
         parts = [
             f'{{"time": "{times.of(second)}.{milliseconds:03d}Z", "client": {_text(record.client)}, '
             f'"protocol": {_text("gRPC" if record.grpc else record.protocol)}, '
-            f'"method": {_text(record.method[:LONGEST])}, "path": {_text(record.target[:LONGEST])}, ',
+            f'"method": {_text(record.method)}, "path": {_text(record.target)}, ',
             f'"grpc_status": "{record.grpc}"' if record.grpc else f'"status": {record.status}',
             f', "bytes_in": {record.bytes_in}, "bytes_out": {record.bytes_out}, '
             f'"duration_ms": {record.took / 1e6:.3f}',
@@ -296,11 +306,11 @@ def _json() -> Callable[[AccessRecord], bytes]:
         if record.compute >= 0:
             parts.append(f', "queue_ms": {record.queue / 1e6:.3f}, "compute_ms": {record.compute / 1e6:.3f}')
         if record.id:
-            parts.append(f', "request_id": {_text(record.id[:LONGEST])}')
+            parts.append(f', "request_id": {_text(record.id)}')
         if record.model:
-            parts.append(f', "model": {_text(record.model[:LONGEST])}')
+            parts.append(f', "model": {_text(record.model)}')
         if record.version:
-            parts.append(f', "model_version": {_text(record.version[:LONGEST])}')
+            parts.append(f', "model_version": {_text(record.version)}')
         if record.agent:
             parts.append(f', "user_agent": {_text(record.agent[:LONGEST].decode("latin-1"))}')
         if record.message:
@@ -315,8 +325,20 @@ def _json() -> Callable[[AccessRecord], bytes]:
 
 def _quoted(text: str) -> str:
     """Text of a client as it stands between quotes of a line."""
-    shown = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text[:LONGEST])
-    return shown.replace('"', '\\"') if '"' in shown else shown
+    shown = _UNSAFE.sub(_escaped, text[:LONGEST])
+    if len(shown) > ROOM:
+        shown = _UNSAFE.sub(_escaped, text[: ROOM // 10])
+    return shown
+
+
+def _unquoted(text: str) -> str:
+    """The same for text that stands between no quotes."""
+    return _quoted(text[: ROOM // 10]).replace(" ", "\\x20") if " " in text else _quoted(text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    return '\\"' if character == '"' else character.encode("unicode_escape").decode()
 
 
 def _combined() -> Callable[[AccessRecord], bytes]:
@@ -329,13 +351,12 @@ def _combined() -> Callable[[AccessRecord], bytes]:
     def line(record: AccessRecord) -> bytes:
         _settle(record)
         agent = record.agent.decode("latin-1")
-        version = _quoted(record.version).replace(" ", "\\x20")  # it stands between no quotes
         return (
             f"{record.client or '-'} - - [{times.of(int(record.when))}] "
             f'"{_quoted(record.method) or "-"} {_quoted(record.target) or "-"} {record.protocol}" '
             f'{record.status} {record.bytes_out} "-" "{_quoted(agent) or "-"}" '
             f'{record.bytes_in} {record.took / 1e9:.6f} "{_quoted(record.id) or "-"}" '
-            f'"{_quoted(record.model) or "-"}" {version or "-"} {record.grpc or "-"}\n'
+            f'"{_quoted(record.model) or "-"}" {_unquoted(record.version) or "-"} {record.grpc or "-"}\n'
         ).encode()
 
     return line
