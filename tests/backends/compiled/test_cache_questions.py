@@ -143,6 +143,32 @@ def test_what_is_overdue_is_a_miss_and_closes_the_cache_to_others(
     assert (direct.cache.statistics().lookups, direct.cache.statistics().hits) == (7, 0)
 
 
+def test_nobody_waits_for_the_end_of_a_process_that_hangs(
+    direct: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes seconds where it has much memory: what it was asked a moment before it is killed is a miss in time."""
+    direct.control.write_text("hang")
+    answers: list[Any] = []
+    now = monotonic_ns()
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now)
+    hung = direct.cache.ask(b"key", answers.append)
+    assert hung is not None
+    hung.forget()
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 4_950_000_000)
+    direct.timers.fire(now + 4_950_000_000)
+    assert direct.cache.ask(b"key", answers.append) is not None
+    for late in (5_000_000_000, 5_050_000_000):
+        monkeypatch.setattr(cache, "monotonic_ns", lambda late=late: now + late)
+        direct.timers.fire(now + late)
+    assert answers == [None]
+    assert direct.cache.ask(b"key", answers.append) is None
+    monkeypatch.undo()
+    direct.control.write_text("normal")
+    until(lambda: direct.pid() is not None)
+    direct.store(b"key", np.ones(4))
+    assert direct.asked(b"key") is not None and answers == [None]
+
+
 def begun(library: Path, settings: dict[str, str]) -> None:
     """Starts the cache without a server, and ends it."""
     config = CacheConfig("probe", compiled=True, settings=settings)

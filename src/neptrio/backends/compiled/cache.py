@@ -10,8 +10,8 @@ Rules:
     the trio thread.
  2. A lookup is answered within timeout_ms, whatever the process does. While an answer is overdue nothing is asked: it is a miss
     at once, so that a cache that hangs costs each request that time once and not again and again.
- 3. A process that owes an answer for restart_ms is killed. One that has ended is started again after a pause, which doubles up to
-    MAX_PAUSE seconds.
+ 3. A process that owes an answer for restart_ms is killed, and nobody waits for it any more. One that has ended is started
+    again after a pause, which doubles up to MAX_PAUSE seconds.
  4. Questions, their bytes, and answers that wait for the trio thread are bounded.
 """
 
@@ -344,8 +344,10 @@ class CompiledCache(CacheElsewhere):
         for asked in late:  # whoever is answered may come back, and is not asked for then (rule 2)
             asked.answer(None)
         if hangs:
-            if self._process is not None:
-                self._process.kill(f"it did not answer within {self._restart_ns / 1e9:g} s")
+            process = self._process
+            if process is not None:
+                process.kill(f"it did not answer within {self._restart_ns / 1e9:g} s")
+                self._ended(process)  # which may take it seconds
             return
         for asked in self._asked.values():
             self._look_at(asked.at_ns + self._restart_ns)
