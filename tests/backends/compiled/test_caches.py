@@ -142,7 +142,7 @@ def test_what_was_not_stored_is_no_answer(probed: Probed, how: str) -> None:
     probed.mode("normal")
     assert probed.asked(2)
     assert probed.process() == process
-    assert "cache 'probe': " in probed.server.log()
+    until(lambda: "cache 'probe': " in probed.server.log(), probed.server.log)
 
 
 def test_handles_are_looked_up_and_not_trusted(probed: Probed) -> None:
