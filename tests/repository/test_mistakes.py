@@ -54,6 +54,10 @@ WRONG = {
         {"1/model.onnx": archive()},
         "this is an archive, as torch.save() makes it, and no ONNX model",
     ),
+    "damaged": (
+        {"1/model.onnx": onnx_models.identity()[:-20]},
+        "not an ONNX model, or a damaged one: ",
+    ),
 }
 
 

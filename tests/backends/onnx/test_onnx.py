@@ -310,7 +310,7 @@ def test_the_state_of_sequences(server: ServerProcess, wanted: list[str] | None)
 
 BAD = {
     "missing_file": ("", b"", "1/readme.txt", ["unable to find", "model.onnx"]),
-    "not_onnx": ("", b"this is no model", "1/model.onnx", ["cannot load", "model.onnx"]),
+    "not_onnx": ("", b"this is no model", "1/model.onnx", ["not an ONNX model, or a damaged one", "model.onnx"]),
     "unknown_input": (
         'input { name: "Z" data_type: TYPE_FP32 dims: [4] } output { name: "Y" data_type: TYPE_FP32 dims: [4] }',
         onnx_models.identity(), "1/model.onnx", ["missing are 'X'"],

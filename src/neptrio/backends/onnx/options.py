@@ -15,8 +15,8 @@ from neptrio.backends.onnx import entries as session_entries
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import python_session as onnx_python
+from neptrio.backends.onnx import signature
 from neptrio.backends.onnx.session import OnnxSession
-from neptrio.backends.onnx.signature import mistaken
 from neptrio.config import paths
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.backend import LoadContext
@@ -107,9 +107,8 @@ def _open(context: LoadContext, options: Options, provider_list: list[Any], nati
     except TritonError:
         raise
     except Exception as error:
-        other = mistaken(path)
-        if other:
-            raise InvalidArgument(f"{path}: this is {other}") from error
+        if "INVALID_PROTOBUF" in str(error) or signature.mistaken(path):
+            signature.read(path)  # says what is wrong with it, as `neptrio check` does
         raise InvalidArgument(
             f"onnx runtime cannot load '{path}' of model '{context.name}': {error}"
         ) from error
