@@ -132,6 +132,8 @@ def test_an_alias_moves(names: Names, told: list[str]) -> None:
     names.forget("c")
     assert names.aliased == {"prod": "a"}
     names.forget("a")
+    assert names.aliased == {"prod": "b"}, "whose configuration says it still"
+    names.forget("b")
     assert names.aliased == {}
 
 
@@ -161,3 +163,16 @@ def test_aliases_are_one_models(names: Names) -> None:
         names.check("b", [1], Change(aliases={"b": True}))
     with pytest.raises(InvalidArgument, match="at most 64 aliases, got 65"):
         names.check("b", [1], Change(aliases={f"x{i}": True for i in range(65)}))
+
+
+def test_of_several_that_claim_an_alias_the_next_has_it(names: Names) -> None:
+    names.tell("b", {}, ())
+    names.tell("a", {}, ("prod", "x"))
+    names.tell("b", {}, ("prod",))
+    assert names.aliased["prod"] == "a"
+    names.tell("a", {}, ("prod",))
+    assert names.aliased == {"prod": "a"}, "it has kept what it says still"
+    names.tell("a", {}, ())
+    assert names.aliased == {"prod": "b"} and names.aliases("b") == ["prod"]
+    names.forget("b")
+    assert names.aliased == {}

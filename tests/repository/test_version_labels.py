@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -357,6 +358,38 @@ def test_models_on_demand_and_front_ends(tmp_path: Path) -> None:
         assert status == 400 and text.endswith("it has 3, 4")
         assert ask(server, "POST", "/v2/models/a/labels", {"labels": {"stable": 3}})[0] == 200
         assert served_by(http, "a", "stable") == ("a", "3"), "what was set while it was away"
+
+
+@pytest.mark.slow
+def test_an_alias_is_free_when_its_model_is_gone(tmp_path: Path) -> None:
+    """Of two models that are loaded on demand and claim one alias, the first has it, and then the other."""
+    for name in ("a", "b"):
+        write_model(tmp_path, name, named(aliases="prod"))
+    flags = "--model-control-mode=on-demand", "--repository-poll-secs=1"
+    with (
+        ServerProcess(tmp_path, *flags, failures="alias 'prod'") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+    ):
+        assert served_by(http, "prod") == ("a", "1")
+        with pytest.raises(
+            InferenceServerException, match="alias 'prod' of model 'b' is one of model 'a' already"
+        ):
+            served_by(http, "b")
+        shutil.rmtree(tmp_path / "a")
+        http.unload_model("a")
+
+        def moved() -> bool:
+            return ask(server, "GET", "/v2/models/b/labels")[1]["aliases"] == ["prod"]
+
+        until(moved, server.log)
+
+        def serves() -> bool:  # after a pause: its load has failed before
+            try:
+                return served_by(http, "prod") == ("b", "1")
+            except InferenceServerException:
+                return False
+
+        until(serves, server.log)
 
 
 @pytest.mark.slow

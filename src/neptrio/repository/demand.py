@@ -159,8 +159,7 @@ class Demand:
             if self.known[name].standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
                 self._catalog.readiness.notify(name)
-                if not self._catalog.is_model(name):
-                    self._catalog.names.forget(name)
+                self._catalog.names.forget(name)  # also where rows of it are still shown
         missing = [name for name in names if name not in self.known]
         if missing:
             for name, (signature, residence) in (

@@ -180,8 +180,11 @@ class Names:
             return
         before, said.labels, said.aliases = said.aliases, labels, aliases
         for alias in before:
-            if self._configured.get(alias) == name:
+            if alias not in aliases and self._configured.get(alias) == name:
                 del self._configured[alias]
+                heir = next((other for other, one in self._said.items() if alias in one.aliases), None)
+                if heir is not None:
+                    self._configured[alias] = heir
         for alias in aliases:
             self._configured.setdefault(alias, name)
         self._renew(name, {*before, *aliases})
