@@ -178,6 +178,23 @@ def test_a_token_for_one_model_takes_no_name_of_others(client: Http1 | Http2) ->
     assert load("other", with_alias({**config, "default_model_filename": "x"}, "elsewhere")).status == 200
     assert json.loads(ask(client, "all", "GET", "/v2/models/elsewhere").body)["name"] == "other"
     assert load("other", json.dumps(config)).status == 200
+    # and it asks no other model by way of an ensemble
+    tensors = {
+        side: {tensor["name"]: tensor["name"] for tensor in config[side]} for side in ("input", "output")
+    }
+    step = {
+        "model_name": "simple",
+        "model_version": -1,
+        "input_map": tensors["input"],
+        "output_map": tensors["output"],
+    }
+    around = {key: config[key] for key in ("input", "output", "max_batch_size") if key in config}
+    around |= {"name": "other", "platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
+    refused = load("other", json.dumps(around))
+    assert refused.status == 403 and "it is not for model 'simple'" in refused.body.decode()
+    assert load("all", json.dumps(around)).status == 200
+    assert load("other", json.dumps({**around, "version_policy": {"latest": {"num_versions": 1}}})).status == 200
+    assert load("all", json.dumps(config)).status == 200
 
 
 def test_probes_need_no_token(client: Http1 | Http2, server: ServerProcess) -> None:

@@ -235,15 +235,18 @@ class Loads:
 
     def _check_names(self, operation: Operation, found: Found) -> None:
         """Raises InvalidArgument where the versions that were found lack one that a label names, or an alias cannot be had, and
-        Denied where who asks may not give the alias that the configuration of the call has."""
+        Denied where the configuration of the call has an alias, or a step of an ensemble, that is not for who asks."""
         name, parameters = operation.record.name, operation.parameters
         if not found.versions:
             return
-        if parameters.overrides and parameters.check_alias is not None:
-            kept = self._catalog.names.configured_aliases(name)
-            for alias in version_labels.aliases(found.source.config):
-                if alias not in kept:
-                    parameters.check_alias(alias)
+        if parameters.overrides and parameters.check_reach is not None:
+            serving = operation.record.serving.values()
+            steps = {step.model_name for model in serving for step in model.config.ensemble_scheduling.step}
+            kept = {*self._catalog.names.configured_aliases(name), *steps}
+            asked = [step.model_name for step in found.source.config.ensemble_scheduling.step]
+            for other in (*version_labels.aliases(found.source.config), *asked):
+                if other not in kept:
+                    parameters.check_reach(other)
         try:
             self._catalog.check_names(name, found.versions, parameters.names, found.source.config)
         except InvalidArgument as error:

@@ -172,16 +172,16 @@ class RepositoryManager(Catalog):
         name: str,
         parameters: dict[str, Any],
         repository: str = "",
-        check_alias: Callable[[str], None] | None = None,
+        check_reach: Callable[[str], None] | None = None,
     ) -> None:
         """Loads or reloads a model; returns when it serves, or at once with `async`. `repository` is what the caller calls
-        the repository to load from, "" for any. `check_alias` raises Denied for an alias that the caller's configuration may
-        not give the model.
+        the repository to load from, "" for any. `check_reach` raises Denied for an alias, or a step of an
+        ensemble, that the caller's configuration may not have.
 
         Raises the load's TritonError. A caller that is cancelled does not end the load.
         """
         self.repositories.select(repository)
-        parsed = override.parse(parameters, repository, check_alias)
+        parsed = override.parse(parameters, repository, check_reach)
         operation = self.loads.begin(name, parsed)
         if parsed.return_at_once:
             return

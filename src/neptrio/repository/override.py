@@ -53,7 +53,7 @@ class LoadParameters:
     return_at_once: bool = False
     repository: str = ""  # what the client calls the repository to load from; "": any
     names: Change = field(default_factory=Change)  # labels to be set with the load
-    check_alias: Callable[[str], None] | None = None  # raises Denied for one that who asks may not give
+    check_reach: Callable[[str], None] | None = None  # raises Denied for a name that is not for who asks
 
     @property
     def overrides(self) -> bool:
@@ -62,7 +62,7 @@ class LoadParameters:
 
 
 def parse(
-    parameters: Mapping[str, Any], repository: str = "", check_alias: Callable[[str], None] | None = None
+    parameters: Mapping[str, Any], repository: str = "", check_reach: Callable[[str], None] | None = None
 ) -> LoadParameters:
     """Checks the types of a load call's parameters. `file:` values are bytes or base64 text.
 
@@ -95,7 +95,7 @@ def parse(
                 f"unexpected error on creating Triton parameter: unknown load parameter '{shown(key)}', expected "
                 f"config, {FILE}<version>/<file name>, {version_labels.LABELS} or async"
             )
-    return LoadParameters(config, files, at_once, repository, Change(labels), check_alias)
+    return LoadParameters(config, files, at_once, repository, Change(labels), check_reach)
 
 
 def _text(key: str, value: Any) -> str:

@@ -32,16 +32,16 @@ def check_name(name: str) -> None:
         )
 
 
-def _alias_check(client: Account | None) -> Callable[[str], None] | None:
-    """What raises Denied for an alias that `client` may not give to a model: requests for that name would be answered by a model
-    of its choice. None where it may give any."""
+def _reach_check(client: Account | None) -> Callable[[str], None] | None:
+    """What raises Denied for a name that `client` may not use: as an alias, which has requests for it answered by a model of its
+    choice, or as a step of an ensemble, which would ask that model for it. None where it may use any."""
     if client is None or client.client.models is None:
         return None
     who = client.client
 
-    def check(alias: str) -> None:
-        if not who.covers(alias):
-            raise Denied(f"{who.title} is limited to some models: it is not for model '{alias}'")
+    def check(name: str) -> None:
+        if not who.covers(name):
+            raise Denied(f"{who.title} is limited to some models: it is not for model '{shown(name)}'")
 
     return check
 
@@ -162,10 +162,10 @@ class RepositoryService:
             )
         self._may("setting labels", {})
         change = names.parse(given)
-        check_alias = _alias_check(client)
-        if check_alias is not None:
+        check_reach = _reach_check(client)
+        if check_reach is not None:
             for alias in change.aliases:
-                check_alias(alias)
+                check_reach(alias)
         return await self._repository.set_names(name, change)
 
     def _by_its_own_name(self, name: str) -> None:
@@ -211,7 +211,7 @@ class RepositoryService:
         self._may("loading models", parameters)
         self._by_its_own_name(name)
         await self._may_run(name, parameters)
-        await self._repository.load(name, parameters, repository, _alias_check(client))
+        await self._repository.load(name, parameters, repository, _reach_check(client))
 
     async def unload(self, name: str, unload_dependents: bool = False, repository: str = "") -> None:
         """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does, and NotFound for a
