@@ -59,6 +59,7 @@ from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.recent_log import RecentLog
+from neptrio.service.reopened import reopen
 from neptrio.service.repository import RepositoryService
 from neptrio.service.request_limits import RequestLimits
 from neptrio.service.sequences import SequencesService
@@ -429,16 +430,10 @@ async def _signals(server: Server) -> None:
 
 def _hang_up(server: Server) -> None:
     """SIGHUP: opens again the files that can be reopened. A closed terminal does not end the server."""
-    try:
-        reopened = logs.reopen() or bool(server.services.logs())
-        for each in server.services.logs():
-            each.reopen()
-        if server.front_ends is not None:
-            server.front_ends.reopen()
-    except OSError as error:
-        log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
-        return
-    log.info("SIGHUP: %s", "the log file was opened again" if reopened else "there is nothing to read again")
+    found = reopen(*server.services.logs())
+    if server.front_ends is not None:
+        server.front_ends.reopen()
+    log.info("SIGHUP: %s", "the log file was opened again" if found else "there is nothing to read again")
 
 
 def run(settings: Settings, first_steps: bool = False) -> int:

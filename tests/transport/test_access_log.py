@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.service.access_log import MOST, PIECE, AccessLog, AccessRecord
 from neptrio.service.line_file import LineFile
+from neptrio.service.reopened import reopen
 from tests.support.certificates import Certificates
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
@@ -257,6 +258,23 @@ def test_combined_lines_and_sighup(tmp_path: Path) -> None:
     assert '"POST /v2/models/simple/infer HTTP/1.1" 200 ' in last
     assert r'"x\"\\y"' in last and r'"i\"d\n"' in last
     assert SECRET not in log.read_text() + old.read_text()
+
+
+def test_a_log_that_cannot_be_opened_again_keeps_no_other_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        logs.append(AccessLog("combined", str(tmp_path / name / "log")))
+        (tmp_path / name).rename(tmp_path / f"old-{name}")
+    (tmp_path / "second").mkdir()
+    assert reopen(*logs)
+    assert (tmp_path / "second" / "log").exists()
+    (said,) = [record.getMessage() for record in caplog.records if "SIGHUP" in record.getMessage()]
+    assert "cannot be opened again, it goes on as it was" in said and str(tmp_path / "first" / "log") in said
+    for one in logs:
+        one.close()
 
 
 def filled(access: AccessLog, **fields: Any) -> AccessRecord:

@@ -193,7 +193,9 @@ def test_a_token_for_one_model_takes_no_name_of_others(client: Http1 | Http2) ->
     refused = load("other", json.dumps(around))
     assert refused.status == 403 and "it is not for model 'simple'" in refused.body.decode()
     assert load("all", json.dumps(around)).status == 200
-    assert load("other", json.dumps({**around, "version_policy": {"latest": {"num_versions": 1}}})).status == 200
+    assert (
+        load("other", json.dumps({**around, "version_policy": {"latest": {"num_versions": 1}}})).status == 200
+    )
     assert load("all", json.dumps(config)).status == 200
 
 

@@ -47,6 +47,7 @@ from neptrio.service import Services, Verbs
 from neptrio.service.access_log import AccessLog
 from neptrio.service.held_bytes import HeldBytes, default_limit
 from neptrio.service.logging import LoggingService
+from neptrio.service.reopened import reopen
 from neptrio.service.request_limits import RequestLimits
 from neptrio.settings import Settings
 from neptrio.transport.grpc.server import GrpcServer
@@ -324,18 +325,10 @@ class Front:
             elif kind == Kind.PRESSED:
                 self._services.connections.press()
             elif kind == Kind.REOPEN:
-                self._reopen()
+                reopen(*([self._services.access] if self._services.access is not None else []))
             else:
                 self._engine.came(kind, number, payload)
         leave()
-
-    def _reopen(self) -> None:
-        try:
-            logs.reopen()
-            if self._services.access is not None:
-                self._services.access.reopen()
-        except OSError as error:
-            log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
 
     async def _rows(self) -> None:
         """Tells the engine what this process holds, when that has changed, and what it has logged."""
