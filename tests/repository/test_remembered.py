@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,10 @@ def test_a_start_knows_what_models_held_before_it(tmp_path: Path, beside: bool) 
         infer(running)
     assert (repository / HIDDEN).exists() == beside
     with ServerProcess(repository, *flags, "--model-memory-budget=50MiB") as running:
-        with pytest.raises(InferenceServerException, match=r"takes about [789]\d\.\d MiB, more than"):
+        with pytest.raises(InferenceServerException, match="MiB, more than") as refused:
             infer(running)
+        taken = re.search(r"takes about (\d+\.\d) MiB", str(refused.value))
+        # its weights, what its process holds besides, and a quarter; by its files it would be 16
+        assert taken is not None and 75 < float(taken[1]) < 150
         (model / "1" / "model.py").write_text(WEIGHTY.replace("60 << 20", "6 << 20"))
         infer(running)
