@@ -337,8 +337,10 @@ def run(
     idle = idle_process(server)
     for name in (*names, *SMALL.values()):  # what the server needs to know of them stays
         post(server, f"/v2/repository/models/{name}/unload", b"{}")
-    while server.sample("neptrio_demand_held_bytes") > MIB:
-        time.sleep(0.1)
+    left = float("inf")  # until what is put away has gone: only the warm model's memory stays
+    while (held := server.sample("neptrio_demand_held_bytes")) < left:
+        left = held
+        time.sleep(1)
     before = server.resident()
     beside, asking = Asking(server), Asking(server)
     beside.start(["warm"], [1], 0, 0.001)
