@@ -104,7 +104,8 @@ def test_an_end_is_noticed_without_descriptors(tmp_path: Path) -> None:
         pid = int(call(server, "forks", ONE)[0])
         with no_descriptors(server.process.pid):
             os.kill(pid, signal.SIGKILL)
-            server.until_logged("restart of forks_0 failed")  # clients could not connect meanwhile
+            until(lambda: not client.is_model_ready("forks"), "it is noticed")
+            server.until_logged("restart of forks_0 failed")
         ready_again(server, "forks")
         assert int(call(server, "forks", ONE)[0]) != pid
 
