@@ -22,7 +22,7 @@ def test_the_first_grpc_call_imports_nothing() -> None:
     """What the first message of a class needs is there when the handlers are: importing it would stop the loop."""
     code = """
 import sys
-from neptrio.transport.grpc.server import all_handlers
+from neptrio.transport.grpc.handler_import import all_handlers
 found = all_handlers(None, None)
 before = set(sys.modules)
 for handler in found.values():

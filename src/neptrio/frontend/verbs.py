@@ -23,16 +23,15 @@ from neptrio.errors import Code, TooManyRequests, TritonError
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
-from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.service.tokens import Account
 from neptrio.transport import admin_only
+from neptrio.transport.grpc import handler_import
 from neptrio.transport.grpc.audit_call import audit_call
 from neptrio.transport.grpc.connection import PROBES
 from neptrio.transport.grpc.handlers import Peer, encoded, failed, parsed
-from neptrio.transport.grpc.server import all_handlers
 from neptrio.transport.grpc.status import (
     OK_HEADERS,
     OK_TRAILERS,
@@ -51,7 +50,6 @@ log = logging.getLogger("neptrio.frontend")
 # what may change what front ends know of models, traces and the log
 CHANGING = ("repository_load", "repository_unload", "label_setting", "trace_setting", "logging")
 CHANGING_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")
-RETRY_S = 0.5  # between two tries to import the handlers
 
 Announce = Callable[[], Awaitable[None]]
 
@@ -74,18 +72,9 @@ class ForwardedVerbs:
 
     async def load(self) -> None:
         """Imports the handlers of gRPC calls, on a thread because that takes long."""
-        while not self.loaded.is_set():
-            try:
-                self.handlers = await threads.run_surely(
-                    all_handlers,
-                    self.services,
-                    self._verbs.at(self.services.settings.grpc_address),
-                    abandon_on_cancel=True,
-                )
-                self.loaded.set()
-            except OSError as error:  # it may pass: all descriptors may be used up
-                log.warning("the control calls wait, their modules cannot be read: %s", error)
-                await trio.sleep(RETRY_S)
+        verbs = self._verbs.at(self.services.settings.grpc_address)
+        self.handlers = await handler_import.imported(self.services, verbs)
+        self.loaded.set()
 
 
 def certificate_of(document: Any) -> Certificate | None:

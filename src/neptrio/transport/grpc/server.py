@@ -18,8 +18,7 @@ Rules:
     calls are refused, beginning with the client that was silent longest.
  5. A drain waits until open calls have ended and their bytes are sent. It does not wait for idle clients.
  6. The handlers of calls other than inference import modules that take as long as the rest of the server. A thread
-    imports them when the port already serves; calls that come earlier wait for it. If the import fails, the server
-    ends, except when files cannot be read for a moment: then it is tried again.
+    imports them when the port already serves (handler_import); calls that come earlier wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from typing import Any
 import trio
 from grpclib.const import Status
 
-from neptrio.loop import threads
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
@@ -44,8 +42,9 @@ from neptrio.service.connections import (
     HeldSockets,
 )
 from neptrio.transport.accept import Acceptor
+from neptrio.transport.grpc import handler_import
 from neptrio.transport.grpc.connection import GrpcConnection
-from neptrio.transport.grpc.handlers import HandlerCall, request_class
+from neptrio.transport.grpc.handlers import HandlerCall
 from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2 import limits as limits
@@ -57,7 +56,6 @@ from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.grpc")
 
-RETRY_S = 0.5  # between two tries to import the handlers
 TOO_MUCH_INPUT = "the server holds more than {} bytes of unfinished requests; send the request again"
 
 
@@ -65,23 +63,6 @@ def default_input_limit() -> int:
     """Half of the container's memory or the machine's in bytes; without a limit on the container at least 2.5 GiB,
     so that a message of the largest size fits."""
     return memory_limit.share(2, at_least=5 << 29)
-
-
-def all_handlers(services: Services, verbs: Verbs) -> dict[bytes, Any]:
-    """The handlers of all calls other than inference, by path. Imports their modules (rule 6)."""
-    from neptrio.transport.grpc.service import servicers
-
-    found = {
-        path.encode(): handler
-        for servicer in servicers(services, verbs)
-        for path, handler in servicer.__mapping__().items()
-    }
-    # the first message of a class costs up to 0.2 s, which would otherwise stop the loop at the first calls
-    for path, handler in found.items():
-        request_class(path)
-        handler.request_type.parse(b"")
-        bytes(handler.reply_type())
-    return found
 
 
 @dataclass(frozen=True)
@@ -193,15 +174,8 @@ class GrpcServer:
 
     async def load_handlers(self) -> None:
         verbs = self._verbs if self._host is None else self._verbs.at(self._host)
-        while not self.handlers_loaded.is_set():
-            try:
-                self.handlers |= await threads.run_surely(
-                    all_handlers, self.services, verbs, abandon_on_cancel=True
-                )
-                self.handlers_loaded.set()
-            except OSError as error:  # it may pass: all descriptors may be used up
-                log.warning("the control calls wait, their modules cannot be read: %s", error)
-                await trio.sleep(RETRY_S)
+        self.handlers |= await handler_import.imported(self.services, verbs)
+        self.handlers_loaded.set()
 
     def _start(self, sock: socket.socket, address: str) -> bool:
         assert self._nursery is not None
