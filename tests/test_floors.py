@@ -50,6 +50,7 @@ traces sweep
 commands
 startup
 server
+server_process
 serving
 embedded
 compat importing ray testing

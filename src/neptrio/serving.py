@@ -415,7 +415,7 @@ def serve(settings: Settings, warnings: list[str], first_steps: bool = False) ->
     os.environ.pop("NEPTRIO_TOKEN", None)  # for commands that ask a server; models here must not see it
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     process_end.serves()
-    from neptrio import server
+    from neptrio import server_process
     from neptrio.logs import settle, start_logging
     from neptrio.loop import allocator
 
@@ -424,7 +424,7 @@ def serve(settings: Settings, warnings: list[str], first_steps: bool = False) ->
         start_logging(settings)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        return server.run(settings, first_steps)
+        return server_process.run(settings, first_steps)
     except TritonError as error:
         print(f"error: creating server: {error.code.title} - {error}", file=sys.stderr)
         return 1

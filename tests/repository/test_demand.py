@@ -9,7 +9,7 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.repository.demand import Demand, Known, Listing, Signature
-from neptrio.repository.names import Names
+from neptrio.repository.model_names import Names
 from neptrio.settings import Settings
 
 SIGNATURE = Signature((1,), False, 0, (), {"stable": 1})

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.config.model_config import new_config
 from neptrio.flags import MemoryBudget, memory_budget
-from neptrio.repository.expected import device_need
+from neptrio.repository.expected_size import device_need
 from neptrio.settings import Settings
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add_config, get, held

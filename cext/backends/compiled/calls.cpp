@@ -123,13 +123,6 @@ void deliver(uint64_t number, const compiled_response* response, int final) {
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 // ---------------------------------------------------------------- allocators
 
 API Failed TRITONSERVER_ResponseAllocatorNew(Handle* allocator, AllocateFn allocate, ReleaseFn release, StartFn start) {

@@ -38,13 +38,6 @@ static Failed change(const char* function, Handle metric, int what, double value
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 API Failed TRITONSERVER_MetricFamilyNew(Handle* family, int kind, const char* name, const char* description) {
   GIVEN(family);
   if (name == nullptr || description == nullptr) return missing(__func__, "name or description");

@@ -324,3 +324,11 @@ void close_strategy();
 void deliver(uint64_t call, const compiled_response* response, int final);
 
 }  // namespace compiled
+
+// how functions of the interface begin: the object behind a handle, and that there is a place for a result
+#define FOUND(TYPE, NAME, HANDLE)                 \
+  const auto NAME = find<TYPE>(HANDLE);           \
+  if (!NAME) return missing(__func__, #TYPE " handle")
+
+#define GIVEN(POINTER) \
+  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")

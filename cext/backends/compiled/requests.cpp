@@ -14,13 +14,6 @@ Request::~Request() {
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 static Failed no_such(const char* function, uint32_t index, size_t count) {
   return fail(INVALID_ARG, std::string(function) + ": out of bounds index " + std::to_string(index) + ", the request has " +
                                std::to_string(count));

@@ -114,13 +114,6 @@ static Failed send(const char* function, const std::shared_ptr<Reply>& reply, co
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 static Failed new_response(const char* function, Handle* response, const std::shared_ptr<Reply>& reply) {
   {
     std::lock_guard<std::mutex> held(reply->lock);

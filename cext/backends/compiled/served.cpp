@@ -3,13 +3,6 @@
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 static Failed from_host(int code, const char* text) { return code == COMPILED_FINE ? nullptr : fail(code, text); }
 
 // ---------------------------------------------------------------- responses to calls

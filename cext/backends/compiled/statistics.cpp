@@ -20,13 +20,6 @@ struct Statistics : Object {
 
 using namespace compiled;
 
-#define FOUND(TYPE, NAME, HANDLE)                 \
-  const auto NAME = find<TYPE>(HANDLE);           \
-  if (!NAME) return missing(__func__, #TYPE " handle")
-
-#define GIVEN(POINTER) \
-  if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
-
 API Failed TRITONBACKEND_ModelInstanceResponseStatisticsNew(Handle* statistics) {
   GIVEN(statistics);
   *statistics = add(std::make_shared<Statistics>());

@@ -25,7 +25,7 @@ from neptrio.flags import authorization
 from neptrio.limits import shown
 from neptrio.repository import scan
 from neptrio.repository.putting_away import size_text
-from neptrio.repository.remembered import Remembered
+from neptrio.repository.remembered_sizes import Remembered
 from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.explain import explain
 from neptrio.settings import Settings

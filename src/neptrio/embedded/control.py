@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neptrio.errors import TritonError
-from neptrio.repository.names import parse
+from neptrio.repository.model_names import parse
 from neptrio.repository.override import FILE
 from neptrio.server import Server
 from neptrio.service.repository import check_name

@@ -31,8 +31,9 @@ from neptrio.transport.grpc.handlers import HandlerCall
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.app import RestApp, TooSlow
+from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.control_routes import TooSlow
 from neptrio.transport.rest.disconnect import Disconnected
 from neptrio.transport.rest.infer import JSON, Headers, error_body
 from neptrio.transport.rest.times import TIMES, CallTimes

@@ -30,10 +30,10 @@ from neptrio.limits import shown
 from neptrio.loop import allocator, threads
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
-from neptrio.repository.expected import device_need, files_of, need
+from neptrio.repository.expected_size import device_need, files_of, need
 from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import HOST, Hold, Holder, budget_text, size_text
-from neptrio.repository.remembered import Remembered
+from neptrio.repository.remembered_sizes import Remembered
 from neptrio.repository.waiting import NoRoom
 from neptrio.settings import Settings
 

@@ -18,7 +18,7 @@ from neptrio.repository import scan, version_states
 from neptrio.repository.budget import Budget
 from neptrio.repository.demand import Demand
 from neptrio.repository.model import Model
-from neptrio.repository.names import Change, Names, numbers
+from neptrio.repository.model_names import Change, Names, numbers
 from neptrio.repository.notifier import Notifier
 from neptrio.repository.records import Record, Row
 from neptrio.repository.repositories import Repositories

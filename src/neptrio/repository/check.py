@@ -45,7 +45,7 @@ from neptrio.execution.backend import Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary
 from neptrio.repository import scan
-from neptrio.repository.names import numbers
+from neptrio.repository.model_names import numbers
 from neptrio.repository.repositories import Repositories
 from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.policy import batching_policy

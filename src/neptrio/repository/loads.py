@@ -27,7 +27,7 @@ from neptrio.foreign import summary
 from neptrio.loop import collector
 from neptrio.repository import change, model_builder, version_states
 from neptrio.repository.catalog import Catalog
-from neptrio.repository.expected import files_of
+from neptrio.repository.expected_size import files_of
 from neptrio.repository.load_line import LAST, Aside, LoadLine, Rank
 from neptrio.repository.model import Model
 from neptrio.repository.model_builder import Building, Found, ModelBuilder, PollFailure

@@ -29,7 +29,7 @@ from neptrio.repository.demand import Demand
 from neptrio.repository.demand_view import DemandView
 from neptrio.repository.loads import EXITING, Loads
 from neptrio.repository.model_builder import ModelBuilder
-from neptrio.repository.names import Change
+from neptrio.repository.model_names import Change
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation
 from neptrio.repository.withdrawal import Withdrawal

@@ -20,7 +20,7 @@ from neptrio.config.validate_config import LONGEST_NAME
 from neptrio.errors import Internal, InvalidArgument
 from neptrio.limits import LONGEST_NAME as LONGEST_PATH
 from neptrio.limits import shown
-from neptrio.repository.names import Change
+from neptrio.repository.model_names import Change
 
 FILE = "file:"
 MOST_FOLDERS = 32  # of a path, one in the other

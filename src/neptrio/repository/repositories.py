@@ -18,7 +18,7 @@ from pathlib import Path
 from neptrio.errors import NotFound
 from neptrio.limits import shown
 from neptrio.loop import threads
-from neptrio.repository import remembered, scan, single_model
+from neptrio.repository import remembered_sizes, scan, single_model
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
@@ -46,11 +46,11 @@ class Repositories:
         self._clouds_called = {cloud: _names_of(cloud.url) for cloud in self.cloud}
 
     def sizes_file(self, settings: Settings) -> Path | None:
-        """Where it is remembered what models hold (repository.remembered); None where there is no folder for it."""
+        """Where it is remembered what models hold (repository.remembered_sizes); None where there is no folder for it."""
         if settings.model_cache_directory is not None:
-            return settings.model_cache_directory / remembered.SHOWN
+            return settings.model_cache_directory / remembered_sizes.SHOWN
         given = (place for place in settings.model_repository if isinstance(place, Path))
-        return next((place / remembered.HIDDEN for place in given if place not in self._singles), None)
+        return next((place / remembered_sizes.HIDDEN for place in given if place not in self._singles), None)
 
     def select(self, repository: str) -> tuple[tuple[Path, ...], tuple[CloudRepository, ...]]:
         """The local and the cloud repositories that a client calls `repository`, all of them for "". Raises NotFound."""

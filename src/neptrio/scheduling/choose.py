@@ -8,8 +8,8 @@ from neptrio.config import sequence_config
 from neptrio.errors import InvalidArgument
 from neptrio.execution.instance import InstancePool
 from neptrio.scheduling import ensemble_graph
-from neptrio.scheduling.asking import AskingScheduler, CacheElsewhere
 from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
+from neptrio.scheduling.cache_elsewhere import AskingScheduler, CacheElsewhere
 from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.default import DefaultScheduler
 from neptrio.scheduling.dynamic import DynamicScheduler

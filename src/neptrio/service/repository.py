@@ -12,7 +12,7 @@ from neptrio.config.code_fields import code_of, confining
 from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable
 from neptrio.limits import shown
 from neptrio.loop import threads
-from neptrio.repository import names, override
+from neptrio.repository import model_names, override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
 from neptrio.service.tokens import Account
@@ -161,7 +161,7 @@ class RepositoryService:
                 + (f": {where}" if where else "")
             )
         self._may("setting labels", {})
-        change = names.parse(given)
+        change = model_names.parse(given)
         check_reach = _reach_check(client)
         if check_reach is not None:
             for alias in change.aliases:

@@ -37,8 +37,8 @@ from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue, WorkItem
 from neptrio.loop.timers import Timer, Timers
 from neptrio.request.infer_request import Tensor, monotonic_ns
-from neptrio.scheduling.asking import CacheElsewhere
 from neptrio.scheduling.cache_config import CacheConfig
+from neptrio.scheduling.cache_elsewhere import CacheElsewhere
 from neptrio.scheduling.response_cache import CacheStatistics
 from neptrio.settings import Settings
 from triton_python_backend_utils._errors import TritonModelException

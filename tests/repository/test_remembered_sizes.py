@@ -1,4 +1,4 @@
-"""What models held is known at the next start (repository.remembered)."""
+"""What models held is known at the next start (repository.remembered_sizes)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.repository import remembered, scan
+from neptrio.repository import remembered_sizes, scan
 from neptrio.repository.putting_away import HOST
-from neptrio.repository.remembered import HEAD, HIDDEN, Remembered, Size
+from neptrio.repository.remembered_sizes import HEAD, HIDDEN, Remembered, Size
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
@@ -55,7 +55,7 @@ def test_what_others_have_written_stays(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST", 3)
+    monkeypatch.setattr(remembered_sizes, "MOST", 3)
     file = tmp_path / "sizes"
     keep(file, a=1, b=2, c=3)
     made = keep(file, d=4, a=1)

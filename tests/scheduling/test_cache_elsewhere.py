@@ -13,8 +13,8 @@ from neptrio.execution.batch import accept, complete
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy
-from neptrio.scheduling.asking import AskingScheduler, CacheElsewhere
 from neptrio.scheduling.base import ServedModel
+from neptrio.scheduling.cache_elsewhere import AskingScheduler, CacheElsewhere
 from neptrio.scheduling.response_cache import CacheStatistics
 from tests.scheduling.test_response_cache import Inner, Sink, request, tensors
 

@@ -1,4 +1,4 @@
-"""Labels of versions and aliases, without a server (repository.names, config.version_labels)."""
+"""Labels of versions and aliases, without a server (repository.model_names, config.version_labels)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from neptrio.config import model_config, version_labels
 from neptrio.errors import InvalidArgument
-from neptrio.repository.names import Change, Names, parse
+from neptrio.repository.model_names import Change, Names, parse
 
 
 def config(labels: str = "", aliases: str = "") -> Any:
