@@ -167,6 +167,16 @@ def test_unload_with_and_without_dependents(server: ServerProcess, http: Any, st
         body = {"parameters": {"unload_dependents": wrong}}
         assert post(server, "models/ens/unload", body).status == 400
         assert serving() == {"ens", "first", "second"}, "nothing was done"
+    if kind == "http":  # the seeds have parameters in an object of that name
+        for verb in ("load", "unload"):
+            for misplaced in ("unload_dependents", "config", "async", "file:1/model.py"):
+                reply = post(server, f"models/ens/{verb}", {misplaced: "yes"})
+                assert reply.status == 400
+                assert (
+                    f"'{misplaced}' is a parameter: expected it in the object 'parameters'"
+                    in reply.body.decode()
+                )
+        assert serving() == {"ens", "first", "second"}
     unload("first", None)
     assert serving() == {"second"}, "what is composed of it goes too"
     unload("second", None)

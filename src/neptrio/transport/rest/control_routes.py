@@ -13,9 +13,11 @@ from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
+from neptrio.config.version_labels import LABELS
 from neptrio.errors import InvalidArgument
-from neptrio.limits import MIN_BYTES_PER_SECOND, body_bytes
+from neptrio.limits import MIN_BYTES_PER_SECOND, body_bytes, shown
 from neptrio.loop.slices import Slices, gathered, in_slices
+from neptrio.repository.override import FILE
 from neptrio.service import Services, Verbs
 from neptrio.service.sequences import parse_id, parse_owner
 from neptrio.service.statistics import NOTHING, Detail
@@ -30,6 +32,7 @@ from neptrio.transport.rest.times import TIMES
 
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
+LOAD_PARAMETERS = ("config", "async", LABELS, "unload_dependents")
 # keys of an ASGI scope
 CLIENT = "neptrio.client"  # who has sent the request, None where nobody is asked
 KEPT = "neptrio.kept"  # what the call holds of the server's budget
@@ -270,7 +273,7 @@ class ControlRoutes:
         return 200, JSON, [await self._verbs.repository.check(route.model, parameters)]
 
     async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        parameters, _ = await self._load_parameters(scope, receive)
+        parameters = _well_placed(*await self._load_parameters(scope, receive))
         await self._verbs.repository.load(route.model, parameters, route.repository, scope.get(CLIENT))
         return 200, JSON, []
 
@@ -285,7 +288,7 @@ class ControlRoutes:
         return 200, JSON, [dump_json(await repository.set_names(route.model, given, scope.get(CLIENT)))]
 
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        parameters, _ = await self._load_parameters(scope, receive)
+        parameters = _well_placed(*await self._load_parameters(scope, receive))
         dependents = parameters.get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidArgument(
@@ -293,6 +296,15 @@ class ControlRoutes:
             )
         await self._verbs.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
+
+
+def _well_placed(parameters: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a load or unload. Raises InvalidArgument where one stands beside them: a call that goes on without it
+    does something else than was asked for."""
+    for key in document:
+        if key in LOAD_PARAMETERS or key.startswith(FILE):
+            raise InvalidArgument(f"'{shown(key)}' is a parameter: expected it in the object 'parameters'")
+    return parameters
 
 
 def members(document: Any) -> dict[str, Any]:
