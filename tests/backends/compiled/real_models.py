@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.datatypes import TYPES
 from tests.support.repository import write_model
 
 HEAD = """
@@ -124,21 +125,6 @@ class TritonPythonModel:
         return [pb.InferenceResponse([pb.Tensor("OUT" + t.name()[2:], t.as_numpy()) for t in r.inputs()]) for r in requests]
 """
 
-TYPES = [
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "STRING",
-]
 SPEAKS = (
     'backend: "python" max_batch_size: 8 input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } '
     'output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } instance_group { kind: KIND_CPU } '

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.tritonserver import environment, home, lay_out
 from tests.backends.compiled import real_models
+from tests.support.datatypes import TYPES
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.tritonserver import Tritonserver
@@ -241,7 +242,7 @@ def test_a_request_is_executed_again(server: ServerProcess, theirs: Tritonserver
 
 def test_every_datatype_comes_back(server: ServerProcess, theirs: Tritonserver) -> None:
     inputs = []
-    for kind in real_models.TYPES:
+    for kind in TYPES:
         made = http.InferInput(f"IN_{kind}", [1, 3], kind.replace("STRING", "BYTES"))
         array = (
             np.array([[0, 1, 1]]).astype(kind.lower().replace("fp", "float")) if kind != "STRING" else None
@@ -254,7 +255,7 @@ def test_every_datatype_comes_back(server: ServerProcess, theirs: Tritonserver) 
     for address in (server.http, theirs.http):
         with http.InferenceServerClient(address) as client:
             answer = client.infer("every", inputs)
-            found.append({kind: answer.as_numpy(f"OUT_{kind}").tolist() for kind in real_models.TYPES})
+            found.append({kind: answer.as_numpy(f"OUT_{kind}").tolist() for kind in TYPES})
     assert found[0] == found[1]
 
 

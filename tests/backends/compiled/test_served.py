@@ -15,6 +15,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
+from tests.support.datatypes import TYPES
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -26,21 +27,6 @@ TEXT = (
 )
 TEXT += '{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ] '
 ONE = "instance_group [ { count: 1 kind: KIND_CPU } ] "
-TYPES = (
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "STRING",
-)
 
 
 @pytest.fixture(scope="module")

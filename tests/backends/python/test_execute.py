@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.datatypes import TYPES
 from tests.support.server import ServerProcess
 
 SUM = """
@@ -142,22 +143,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     python_model(repository, "dlpack_bf16", DLPACK_BF16, bf16)
     kinds = "T:TYPE_FP32:-1,-1 BIG:TYPE_FP32:-1,-1 EMPTY:TYPE_FP32:-1,-1 SCALAR:TYPE_FP32:-1"
     python_model(repository, "layout", LAYOUT, config(outputs=kinds))
-    for kind in [
-        "BOOL",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "FP16",
-        "FP32",
-        "FP64",
-        "STRING",
-        "BF16",
-    ]:
+    for kind in (*TYPES, "BF16"):
         text = config(f"IN:TYPE_{kind}:-1", f"OUT:TYPE_{kind}:-1")
         python_model(repository, f"identity_{kind.lower()}", IDENTITY, text)
     with ServerProcess(repository) as process:
