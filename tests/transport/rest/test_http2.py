@@ -114,6 +114,29 @@ def tls_server(http_repository: Path, certificate: tuple[Path, Path]) -> Iterato
         yield process
 
 
+@pytest.mark.parametrize("end", ["body", "reset"])
+def test_a_body_behind_its_answer(hypercorn_server: ServerProcess, end: str) -> None:
+    with Http2(hypercorn_server.http) as client:
+        stream = client.connection.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":path", "/v2/nothing"), (":scheme", "http")]
+        client.connection.send_headers(
+            stream, [*fields, (":authority", "localhost"), ("content-length", "2")]
+        )
+        client.flush()
+        while stream not in client.replies or not client.replies[stream].body:
+            client.pump()
+        assert client.replies[stream].status == 404
+        if end == "reset":
+            client.connection.reset_stream(stream)
+        else:
+            client.connection.send_data(stream, b"{", end_stream=False)
+            client.connection.send_data(stream, b"}", end_stream=True)
+        client.flush()
+        assert client.request("GET", "/v2/health/live").status == 200
+        if end == "body":
+            client.finish(stream)
+
+
 @pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
 def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol: str) -> None:
     context = ssl.create_default_context(cafile=str(certificate[0]))

@@ -19,6 +19,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.service import Services
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
+from neptrio.transport.hypercorn.early_answer import end_after_body
 from neptrio.transport.hypercorn.logged import Logged
 from neptrio.transport.rest.app_call import App
 from neptrio.transport.rest.guards import Bounded, TurnAway
@@ -61,16 +62,15 @@ class HypercornServer:
         if turned_away:
             app = TurnAway(app, turned_away, self._policy)
         bounded = Bounded(app, self._services, address, self._count, self._policy)
-        asked: App = bounded
-        if self._services.access is not None:
-            asked = Logged(bounded, self._services.access, address)
+        access = self._services.access
+        asked: App = bounded if access is None else Logged(bounded, access, address)
         self._services.request_limits.join(address, bounded.open_requests)
         stream: Any = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         if self._tls is not None:
             stream = trio.SSLStream(stream, self._tls.context, server_side=True, https_compatible=True)
 
         async def called(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-            await asked(scope, receive, send)
+            await end_after_body(asked, scope, receive, send)
 
         try:
             await TCPServer(called, self._config, self._context, {}, stream).run()

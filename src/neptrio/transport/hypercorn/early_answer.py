@@ -1,0 +1,58 @@
+"""Answers over HTTP/2 that are made before the request's body has come, on connections that hypercorn serves.
+
+The problem: hypercorn forgets a stream when its answer has ended, and ends the whole connection, with all its other
+requests, when a part of that request's body comes afterwards. A refusal (404, 405, 503) is often made before the body is there.
+
+The choice: the answer goes out at once, but for its end, which waits until the body has come; what comes is thrown away.
+Over HTTP/1.1 hypercorn closes such a connection after the answer, as that protocol wants.
+
+ 1. receive() is called by one task at a time: the app may be waiting for the client's leave when the answer ends.
+ 2. A client that has reset the stream or left is not waited for, nor one that waits for "100 Continue", nor one that has
+    sent nothing for SILENT_SECONDS: it may be waiting for the answer's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from neptrio.transport.rest.app_call import App
+from neptrio.transport.rest.asgi import Receive, Send
+
+SILENT_SECONDS = 5.0
+
+
+async def end_after_body(app: App, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """Calls the app; its answer over HTTP/2 ends when the request's body has come."""
+    if scope["type"] != "http" or scope["http_version"] != "2":
+        await app(scope, receive, send)
+        return
+    turn = trio.Lock()
+    complete = any(name.lower() == b"expect" for name, _ in scope["headers"])
+
+    async def receiving() -> dict[str, Any]:
+        async with turn:
+            return await take()
+
+    async def take() -> dict[str, Any]:
+        nonlocal complete
+        event = await receive()
+        complete = complete or event["type"] == "http.disconnect" or not event.get("more_body", False)
+        return event
+
+    async def sending(event: dict[str, Any]) -> None:
+        if event["type"] == "http.response.body" and not event.get("more_body", False) and not complete:
+            if event.get("body"):
+                await send({**event, "more_body": True})
+                event = {**event, "body": b""}
+            while not complete:
+                with trio.move_on_after(SILENT_SECONDS) as silence:
+                    async with turn:
+                        if not complete:  # who had the turn before may have received the end
+                            await take()
+                if silence.cancelled_caught:
+                    break
+        await send(event)
+
+    await app(scope, receiving, sending)
