@@ -143,6 +143,26 @@ def test_what_is_overdue_is_a_miss_and_closes_the_cache_to_others(
     assert (direct.cache.statistics().lookups, direct.cache.statistics().hits) == (7, 0)
 
 
+def test_what_nobody_waits_for_any_more_is_overdue_too(
+    direct: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else clients that give up sooner than the time limit would keep a cache that hangs in use."""
+    direct.control.write_text("hang")
+    answers: list[Any] = []
+    now = monotonic_ns()
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now)
+    given_up = direct.cache.ask(b"key", answers.append)
+    assert given_up is not None
+    given_up.forget()
+    monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 100_000_000)
+    direct.timers.fire(now + 100_000_000)
+    assert direct.cache.under_way().overdue == 1
+    assert direct.cache.ask(b"key", answers.append) is None
+    direct.timers.fire(now + 200_000_000)
+    assert direct.cache.under_way().overdue == 1, "once"
+    assert answers == [], "who has given up is not told"
+
+
 def test_nobody_waits_for_the_end_of_a_process_that_hangs(
     direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,9 +171,8 @@ def test_nobody_waits_for_the_end_of_a_process_that_hangs(
     answers: list[Any] = []
     now = monotonic_ns()
     monkeypatch.setattr(cache, "monotonic_ns", lambda: now)
-    hung = direct.cache.ask(b"key", answers.append)
-    assert hung is not None
-    hung.forget()
+    direct.cache.insert(b"other", [from_numpy("T", np.zeros(4))])  # which is never overdue
+    assert direct.cache.under_way().questions == 1
     monkeypatch.setattr(cache, "monotonic_ns", lambda: now + 4_950_000_000)
     direct.timers.fire(now + 4_950_000_000)
     assert direct.cache.ask(b"key", answers.append) is not None

@@ -9,7 +9,8 @@ Rules:
     lookups when the socket is busy. The supervisor thread starts processes, takes their answers to pieces, and posts them to
     the trio thread.
  2. A lookup is answered within timeout_ms, whatever the process does. While an answer is overdue nothing is asked: it is a miss
-    at once, so that a cache that hangs costs each request that time once and not again and again.
+    at once, so that a cache that hangs costs each request that time once and not again and again. An answer that nobody waits
+    for any more is overdue like others: else clients that give up sooner would hide that the cache hangs.
  3. A process that owes an answer for restart_ms is killed, and nobody waits for it any more. One that has ended is started
     again after a pause, which doubles up to MAX_PAUSE seconds.
  4. Questions, their bytes, and answers that wait for the trio thread are bounded.
@@ -93,6 +94,11 @@ class _Asked:
         self.answered = answered  # None when nobody waits
         self.at_ns = monotonic_ns()
         self.overdue = False
+
+    @property
+    def can_be_overdue(self) -> bool:
+        """Whether it is a lookup that may become overdue; nobody waits for what is stored."""
+        return not self.size and not self.overdue
 
     def forget(self) -> None:
         """Nobody waits any more."""
@@ -336,7 +342,7 @@ class CompiledCache(CacheElsewhere):
             hangs = hangs or age >= self._restart_ns
             if age < self._timeout_ns:
                 break
-            if asked.answered is not None:
+            if asked.can_be_overdue:
                 late.append(asked)
         for asked in late:
             asked.overdue = True
@@ -351,7 +357,7 @@ class CompiledCache(CacheElsewhere):
             return
         for asked in self._asked.values():
             self._look_at(asked.at_ns + self._restart_ns)
-            if asked.answered is not None:
+            if asked.can_be_overdue:
                 self._look_at(asked.at_ns + self._timeout_ns)
                 break
 
