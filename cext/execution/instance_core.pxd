@@ -41,4 +41,5 @@ cdef class InstanceCore(Executor):
     cpdef start_batch(self, Batch batch)
     cdef int not_begun(self, Batch batch, error) except -1
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns)
+    cpdef give_back(self)
     cpdef answered(self)

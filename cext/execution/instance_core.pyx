@@ -272,6 +272,11 @@ cdef class InstanceCore(Executor):
             self.busy_ns += (<double>took - self.busy_ns) * 0.1
         if self.pool.on_finished is not None:
             self.pool.on_finished(batch)
+        self.give_back()
+
+    cpdef give_back(self):
+        """A batch that has begun is not under way any more, whether it was executed or taken back: it frees its place and
+        what its grant holds."""
         if self.claim is not None:
             if self.awaiting_grant:
                 self.claim.ask()

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import BackendInstance
+from neptrio.execution.instance import Instance
 from neptrio.execution.rate_limiter import Claim, RateLimiter, ResourceStatistics
+from neptrio.loop.mailbox import CompletionQueue
+from neptrio.request.infer_request import InferRequest, RequestState
+from tests.execution.test_ahead import Nobody, Served
 from tests.support.requests import config_of
 
 
@@ -153,3 +158,28 @@ def test_a_demand_that_can_never_be_met_is_refused_at_load() -> None:
         InvalidArgument, match=r'Resource count for "R" is limited to 3 .* minimum required count is 4'
     ):
         register(limiter, 'resources [ { name: "R" count: 4 } ]')
+
+
+class Idle(BackendInstance):
+    """On a thread, which the test does not start: what is submitted stays in the mailbox."""
+
+    def execute(self, batch: Any) -> None:
+        raise AssertionError("nothing is executed")
+
+
+def test_a_batch_that_is_cancelled_before_its_thread_takes_it_gives_its_resources_back() -> None:
+    limiter, served = limiter_of(), Served(0)
+    completions = CompletionQueue()
+    instance = Instance("m_0", served.model, Idle(), completions, served.pool)
+    served.pool.add(instance, limiter, group(ONE), 0)
+    request = InferRequest()
+    request.model, request.responder, request.inputs = served.model, Nobody(), []
+    served.model.inflight += 1
+    served.scheduler.enqueue(request)
+    served.scheduler.dispatch(0)
+    assert limiter.statistics().resources == (ResourceStatistics("R", 0, 1, 1),)
+    request.cancelled = True
+    served.scheduler.cancel(request)
+    served.scheduler.dispatch(0)
+    assert (request.state, instance.outstanding) == (RequestState.DONE, 0)
+    assert limiter.statistics().resources == (ResourceStatistics("R", 0, 1, 0),)

@@ -150,9 +150,7 @@ class Instance(InstanceCore):
             self.outstanding -= 1
             self.under_way.remove(old)
             request.batch = None
-            self.pool.freed()
-            if self.retired:
-                self.pool.note_retired()
+            self.give_back()
             return True
         new = self.make_batch(rest, old.close_reason, old.oldest_wait_ns)
         if new.error is not None or not self.mailbox.replace(old, new):
