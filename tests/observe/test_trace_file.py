@@ -91,6 +91,31 @@ def test_indexed_files_and_the_index(writer: TraceWriter, tmp_path: Path) -> Non
     assert writer.statistics() == trace_file.TraceWriterStatistics(7, 0, False)
 
 
+@pytest.mark.parametrize("used_up", [True, False])
+def test_scopes_that_share_a_path_never_share_a_file(
+    writer: TraceWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture, used_up: bool
+) -> None:
+    """A model's and the server's, both with a count, and the index begins again while both are under way."""
+    path = tmp_path / "t"
+    first, second = scope(path, count=5), scope(path, count=5)
+    writer.put(first, [Part(0)])
+    writer.settle()
+    writer.reset(str(path))
+    writer.put(second, [Part(10)])
+    writer.settle()
+    writer.put(first, [Part(1)])
+    writer.put(second, [Part(11)])
+    for own in (first, second):
+        writer.flush(own, used_up)
+    writer.settle()
+    if used_up:
+        assert [ids(tmp_path / f"t.{i}") for i in range(2)] == [[0, 1], [10, 11]]
+    else:  # settings have changed: both belong to FILE
+        assert ids(path) == [0, 1, 10, 11]
+    assert writer.statistics() == trace_file.TraceWriterStatistics(4, 0, False)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("frequency", [0, 6])
 def test_large_amounts_do_not_wait_in_memory(
     writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frequency: int

@@ -14,7 +14,8 @@ Rules:
     FILE within GATHER_SECONDS. Those of a scope with a trace_count are appended to the next `FILE.INDEX`, where
     they belong once the count is used up; if settings change before that, they are moved to FILE.
  3. With log_frequency N, text above SPILL_BYTES is written without waiting for the Nth trace.
- 4. The index of files goes on over changes of settings; setting trace_file resets it.
+ 4. The index of files goes on over changes of settings; setting trace_file resets it. An index whose file another scope
+    still appends to is skipped then.
  5. When more than QUEUE_BYTES wait, further traces are dropped and counted; requests are never delayed.
  6. After an error nothing is written until settings are updated; one message is logged.
  7. A file that is no trace file is never overwritten: an index that is taken by one is skipped, and if it is FILE
@@ -343,11 +344,13 @@ class TraceWriter:
 
     def _next(self, path: str) -> str:
         index = self._index.get(path, 0)
-        while not _may_begin(f"{path}.{index}"):  # rule 7
-            log.warning("'%s.%d' exists and is no trace file: its number is left out", path, index)
+        taken = {buffer.home for buffer in self._buffers.values()}
+        while (found := f"{path}.{index}") in taken or not _may_begin(found):  # rules 4 and 7
+            if found not in taken:
+                log.warning("'%s' exists and is no trace file: its number is left out", found)
             index += 1
         self._index[path] = index + 1
-        return f"{path}.{index}"
+        return found
 
     def _flush(self, scope: Scope, indexed: bool) -> None:
         buffer = self._buffers.get(scope)
