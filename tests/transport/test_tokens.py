@@ -54,6 +54,7 @@ FILE = (
     + row("operate", "operate")
     + row("admin", "admin")
     + row("other", "infer", "read", "operate", "admin", models='models = ["other"]')
+    + row("alias", "infer", "admin", models='models = ["beside"]')
     + row("all", "infer", "read", "operate", "admin")
 )
 
@@ -197,6 +198,23 @@ def test_a_token_for_one_model_takes_no_name_of_others(client: Http1 | Http2) ->
         load("other", json.dumps({**around, "version_policy": {"latest": {"num_versions": 1}}})).status == 200
     )
     assert load("all", json.dumps(config)).status == 200
+
+
+def test_an_alias_gives_no_say_over_the_model_behind_it(client: Http1 | Http2) -> None:
+    """Whoever may use an alias asks the model by that name, and moves none of its labels."""
+    own, alias = "/v2/models/simple/labels", "/v2/models/beside/labels"
+    assert (
+        ask(client, "all", "POST", own, b'{"aliases": {"beside": true}, "labels": {"old": 1}}').status == 200
+    )
+    assert ask(client, "alias", "POST", "/v2/models/beside/infer", BODY).status == 200
+    refused = ask(client, "alias", "POST", alias, b'{"labels": {"stable": 1, "old": null}}')
+    assert refused.status == 403
+    assert "token 'alias' is limited to some models: it is not for model 'simple'" in refused.body.decode()
+    assert json.loads(ask(client, "all", "GET", own).body)["labels"] == {"old": 1}
+    assert (
+        ask(client, "all", "POST", alias, b'{"aliases": {"beside": null}, "labels": {"old": null}}').status
+        == 200
+    )
 
 
 def test_probes_need_no_token(client: Http1 | Http2, server: ServerProcess) -> None:

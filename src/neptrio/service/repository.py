@@ -164,6 +164,7 @@ class RepositoryService:
         change = model_names.parse(given)
         check_reach = _reach_check(client)
         if check_reach is not None:
+            check_reach(self._repository.own_name(name))  # an alias gives no say over the model behind it
             for alias in change.aliases:
                 check_reach(alias)
         return await self._repository.set_names(name, change)
