@@ -26,6 +26,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -320,6 +321,20 @@ class LineHandler(logging.StreamHandler[Any]):
             self._news.wait_for(lambda: not self._busy, seconds)
 
 
+def append_to(path: str | os.PathLike[str], mode: int = 0o666) -> int:
+    """A descriptor that appends to a file, which is made with these permissions where it is missing. Raises OSError, also for a
+    named pipe that nobody reads: waiting for a reader would hold the start, or whoever opens a log again, without a word."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        opened = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "nobody reads this named pipe", os.fspath(path)) from None
+        raise
+    os.set_blocking(opened, True)
+    return opened
+
+
 class LogFile(LineHandler):
     """Writes records to a file, to which others may append too. Any thread. Raises OSError when it cannot be opened."""
 
@@ -327,14 +342,14 @@ class LogFile(LineHandler):
         """`instead` is told when the file cannot be written."""
         self.path = os.path.abspath(path)
         self._instead = instead
-        super().__init__(open(self.path, "ab", buffering=0))  # noqa: SIM115 the handler's
+        super().__init__(os.fdopen(append_to(self.path), "ab", buffering=0))
 
     def reopen(self) -> None:
         """Opens the file again by its name. Raises OSError when that fails, and goes on with the old one."""
-        stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 the handler's
+        new = append_to(self.path)
         with self._news:
-            os.dup2(stream.fileno(), self._fd, inheritable=False)
-        stream.close()
+            os.dup2(new, self._fd, inheritable=False)
+        os.close(new)
 
     def cannot_write(self, reason: str) -> None:
         if self._instead is not None:

@@ -18,7 +18,7 @@ from neptrio.loop import collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.interpreter_lock import serve_soon
 from neptrio.server import Server
-from neptrio.service.reopened import reopen
+from neptrio.service.reopened import reopen_elsewhere
 from neptrio.settings import Settings
 from neptrio.transport.http2.session import implementation
 
@@ -27,21 +27,22 @@ log = logging.getLogger("neptrio.server")
 
 async def _signals(server: Server) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                _hang_up(server)
-                continue
-            # from now on the kernel ends the process at a second signal, even if the loop hangs
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            server.stop()
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    nursery.start_soon(_hang_up, server)
+                    continue
+                # from now on the kernel ends the process at a second signal, even if the loop hangs
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                server.stop()
 
 
-def _hang_up(server: Server) -> None:
+async def _hang_up(server: Server) -> None:
     """SIGHUP: opens again the files that can be reopened. A closed terminal does not end the server."""
-    found = reopen(*server.services.logs())
     if server.front_ends is not None:
         server.front_ends.reopen()
+    found = await reopen_elsewhere(*server.services.logs())
     log.info("SIGHUP: %s", "the log file was opened again" if found else "there is nothing to read again")
 
 

@@ -9,6 +9,7 @@ import queue
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -275,6 +276,33 @@ def test_a_log_that_cannot_be_opened_again_keeps_no_other_from_it(
     assert "cannot be opened again, it goes on as it was" in said and str(tmp_path / "first" / "log") in said
     for one in logs:
         one.close()
+
+
+@pytest.mark.slow
+def test_a_named_pipe_without_a_reader_holds_nobody(tmp_path: Path) -> None:
+    """Opening one for writing waits for its reader: neither the start nor the loop does."""
+    write_model(tmp_path / "models", "simple", identity_config(pairs=1))
+    names = {"--log-file": "log", "--access-log-file": "access", "--audit-log": "audit"}
+    flags = [f"{flag}={tmp_path / name}" for flag, name in names.items()]
+    with ServerProcess(tmp_path / "models", "--access-log=json", *flags, "--frontends=1") as server:
+        for name in names.values():
+            (tmp_path / name).rename(tmp_path / f"old-{name}")
+            os.mkfifo(tmp_path / name)
+        server.process.send_signal(signal.SIGHUP)
+        said = (tmp_path / "old-log").read_text
+        told = "cannot be opened again, it goes on as it was: [Errno 6] nobody reads this named pipe"
+        until(lambda: said().count(told) == 5, said)  # log and access log by both processes
+        with Http1(server.http) as client:
+            assert client.request("POST", INFER, body()).status == 200
+        until(lambda: '"r1"' in (tmp_path / "old-access").read_text(), "the old file goes on")
+    for flag, name in names.items():
+        command = [sys.executable, "-m", "neptrio", str(tmp_path / "models"), "--access-log=json"]
+        ended = subprocess.run(
+            [*command, f"{flag}={tmp_path / name}"], capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode != 0
+        assert f"nobody reads this named pipe: '{tmp_path / name}'" in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def filled(access: AccessLog, **fields: Any) -> AccessRecord:

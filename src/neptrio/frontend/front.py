@@ -47,7 +47,7 @@ from neptrio.service import Services, Verbs
 from neptrio.service.access_log import AccessLog
 from neptrio.service.held_bytes import HeldBytes, default_limit
 from neptrio.service.logging import LoggingService
-from neptrio.service.reopened import reopen
+from neptrio.service.reopened import reopen_elsewhere
 from neptrio.service.request_limits import RequestLimits
 from neptrio.settings import Settings
 from neptrio.transport.grpc.server import GrpcServer
@@ -325,7 +325,9 @@ class Front:
             elif kind == Kind.PRESSED:
                 self._services.connections.press()
             elif kind == Kind.REOPEN:
-                reopen(*([self._services.access] if self._services.access is not None else []))
+                core.start_soon(
+                    reopen_elsewhere, *([self._services.access] if self._services.access is not None else [])
+                )
             else:
                 self._engine.came(kind, number, payload)
         leave()

@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 from pathlib import Path
+
+from neptrio.logs import append_to
 
 STREAMS = ("stdout", "stderr")
 
 
 class LineFile:
-    """The file. write() is for one thread; reopen() for any other one at a time."""
+    """The file. write() is for one thread; reopen() and close() for any."""
 
     def __init__(self, target: str, mode: int) -> None:
         """`target`: a file's path, or a stream's name; `mode`: the permissions of a file that is made. Raises OSError when
@@ -26,11 +29,12 @@ class LineFile:
         self._mode = mode
         self._fd = self._open()
         self._cut = False
+        self._replacing = threading.Lock()  # held while the descriptor becomes another file, or none
 
     def _open(self) -> int:
         if self._stream:
             return os.dup((sys.stdout if self._stream == "stdout" else sys.stderr).fileno())
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
+        return append_to(self._path, self._mode)
 
     @property
     def shared(self) -> bool:
@@ -63,12 +67,15 @@ class LineFile:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""
         if self._stream or self._fd < 0:
             return
-        new = self._open()
-        os.dup2(new, self._fd, inheritable=False)
+        new = self._open()  # may take as long as the disk does
+        with self._replacing:
+            if self._fd >= 0:
+                os.dup2(new, self._fd, inheritable=False)
         os.close(new)
 
     def close(self) -> None:
         """Closes it; nothing is written any more."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._replacing:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1

@@ -1,4 +1,7 @@
-"""Log files that are opened again by their names, since they were moved (SIGHUP)."""
+"""Log files that are opened again by their names, since they were moved (SIGHUP).
+
+Opening a file waits for its disk, so the loop has it done by a thread.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from neptrio import logs
+from neptrio.loop import threads
 
 if TYPE_CHECKING:
     from neptrio.service.access_log import AccessLog
     from neptrio.service.audit import AuditLog
 
 log = logging.getLogger("neptrio")
+
+
+async def reopen_elsewhere(*files: AccessLog | AuditLog) -> bool:
+    """Has a thread do what reopen() does. Whoever waits for it may be cancelled."""
+    return await threads.run_surely(reopen, *files, abandon_on_cancel=True)
 
 
 def reopen(*files: AccessLog | AuditLog) -> bool:
