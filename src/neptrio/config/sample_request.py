@@ -1,5 +1,6 @@
 """The smallest request that a model takes, for people to paste: at the start of the server and on the page /docs; there also one of
-zeros, for models that take images and the like."""
+zeros, for models that take images and the like. A model with sequences is sent one of a single request, and one that answers as
+often as it likes is asked for a stream of answers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def try_it(configs: Iterable[Any], rest: str) -> str:
     none takes a request as short as that. Models that take text come first: their answers explain themselves."""
     found = []
     for config in configs:
-        body = sample(config)
+        body = None if _of_sequences(config) or _decoupled(config) else sample(config)
         if body is not None:
             short = len(json.dumps(body))
             text = any(i["datatype"] == "BYTES" for i in body["inputs"])
@@ -34,16 +35,25 @@ def try_it(configs: Iterable[Any], rest: str) -> str:
     return curl(name, body, rest)
 
 
-def curl(name: str, body: Any, rest: str) -> str:
+def curl(name: str, body: Any, rest: str, stream: bool = False) -> str:
     """The command that sends the request; whatever the names are, a shell takes them as they are."""
-    return f"curl -s {shlex.quote(f'{rest}/v2/models/{name}/infer')} -d {shlex.quote(json.dumps(body))}"
+    return f"curl {_where(name, rest, stream)} -d {shlex.quote(json.dumps(body))}"
 
 
-def zeros(config: Any, rest: str) -> str:
+def _where(name: str, rest: str, stream: bool, save: str = "") -> str:
+    verb, show = ("infer_stream", "-sN") if stream else ("infer", "-s")
+    return f"{show}{save} {shlex.quote(f'{rest}/v2/models/{name}/{verb}')}"
+
+
+def command(config: Any, rest: str) -> str:
+    """A command that sends a request to the model; "" where that would have to be large."""
+    body = sample(config)
+    return _zeros(config, rest) if body is None else curl(config.name, body, rest, _decoupled(config))
+
+
+def _zeros(config: Any, rest: str) -> str:
     """A command that sends zeros to a model whose inputs do not fit on a line or are of a type that JSON lacks: large tensors
-    come as bytes behind the JSON. "" where the model answers no single request, or would get more than MOST_ZEROS."""
-    if _many_answers(config):
-        return ""
+    come as bytes behind the JSON. "" where the model would get more than MOST_ZEROS."""
     inputs, total = [], 0
     for tensor in config.input:
         if tensor.optional:
@@ -64,23 +74,40 @@ def zeros(config: Any, rest: str) -> str:
         )
     if not inputs or total > MOST_ZEROS:
         return ""
-    head: dict[str, Any] = {"inputs": inputs}
+    head = _request(config, inputs)
     save = ""
     if any(tensor.data_type in (datatypes.FP16, datatypes.BF16) for tensor in config.output):
-        head["parameters"] = {"binary_data_output": True}
+        head["parameters"] = {**head.get("parameters", {}), "binary_data_output": True}
         save = " -o answer.bin"
     text = json.dumps(head)
     return (
         f"{{ printf %s {shlex.quote(text)}; head -c {total} /dev/zero; }} | "
-        f"curl -s{save} {shlex.quote(f'{rest}/v2/models/{config.name}/infer')} "
+        f"curl {_where(config.name, rest, _decoupled(config), save)} "
         f"-H 'Inference-Header-Content-Length: {len(text)}' --data-binary @-"
     )
 
 
-def _many_answers(config: Any) -> bool:
-    """Whether the model answers no single request: it needs a sequence, or sends any number of responses."""
-    decoupled = bool(config.model_transaction_policy.decoupled)
-    return decoupled or config.WhichOneof("scheduling_choice") == "sequence_batching"
+def _decoupled(config: Any) -> bool:
+    """Whether the model answers a request as often as it likes."""
+    return bool(config.model_transaction_policy.decoupled)
+
+
+def _of_sequences(config: Any) -> bool:
+    """Whether the model's requests are parts of sequences."""
+    return bool(config.WhichOneof("scheduling_choice") == "sequence_batching")
+
+
+def _request(config: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The request with these inputs, which is a whole sequence where it has to be in one."""
+    if not _of_sequences(config):
+        return {"inputs": inputs}
+    named = any(
+        control.data_type == datatypes.BYTES
+        for control_input in config.sequence_batching.control_input
+        for control in control_input.control
+    )
+    place = {"sequence_id": "1" if named else 1, "sequence_start": True, "sequence_end": True}
+    return {"parameters": place, "inputs": inputs}
 
 
 def _smallest(config: Any, tensor: Any) -> list[int]:
@@ -89,9 +116,7 @@ def _smallest(config: Any, tensor: Any) -> list[int]:
 
 
 def sample(config: Any) -> dict[str, Any] | None:
-    """The smallest request that the model takes; None where it answers no single request or it would not be short."""
-    if _many_answers(config):
-        return None
+    """The smallest request that the model takes; None where it would not be short."""
     inputs = []
     for tensor in config.input:
         shape = _smallest(config, tensor)
@@ -108,4 +133,4 @@ def sample(config: Any) -> dict[str, Any] | None:
                 "data": [SAMPLES[tensor.data_type]] * count,
             }
         )
-    return {"inputs": inputs} if inputs else None
+    return _request(config, inputs) if inputs else None

@@ -89,6 +89,13 @@ def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -
     write_model(tmp_path, "image", identity_config("TYPE_FP32", "3, 22, 22", pairs=1))
     write_model(tmp_path, "half", identity_config("TYPE_FP16", "-1, 3", pairs=1))
     write_model(tmp_path, "words", identity_config("TYPE_STRING", "100", 0, pairs=1))
+    corrid = "control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING }"
+    named = f'sequence_batching {{ control_input {{ name: "ID" {corrid} }} }}'
+    write_model(tmp_path, "steps", identity_config(pairs=1, extra="sequence_batching { }"))
+    write_model(tmp_path, "steps_by_name", identity_config(pairs=1, extra=named))
+    write_model(
+        tmp_path, "many", identity_config(pairs=1, extra="model_transaction_policy { decoupled: true }")
+    )
     with ServerProcess(tmp_path) as server, Http1(server.http) as client:
         pages = [client.request("GET", path) for path in ("/docs", "/")]
         nowhere = client.request("GET", "/nowhere")
@@ -96,7 +103,7 @@ def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -
         text = pages[0].body.decode()
         assert "<b>" not in text and text.count("<code>plain</code>") == 1
         commands = [html.unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", text)]
-        assert len(commands) == 2
+        assert len(commands) == 5
         assert all(
             " http://localhost/" in c or " 'http://localhost/" in c for c in commands
         )  # as the client said
@@ -105,6 +112,12 @@ def test_the_page_begins_with_the_models_and_a_request_to_each(tmp_path: Path) -
         done = subprocess.run(plain, shell=True, capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["model_name"] == "plain"
         assert shlex.split(next(c for c in commands if "it" in c))[2].endswith("/v2/models/it's <b>/infer")
+        for name in ("steps", "steps_by_name", "many"):  # a sequence of one request, and a stream of answers
+            (command,) = [command for command in commands if f"/{name}/" in command]
+            command = command.replace("localhost", server.http)
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+            answer = json.loads(done.stdout.removeprefix("data: "))
+            assert (answer.get("model_name"), answer.get("error")) == (name, None)
         zeros = [html.unescape(found) for found in re.findall(r"<pre>(\{ .*?)</pre>", text)]
         assert len(zeros) == 3
         for command in zeros:  # inputs that do not fit on a line, and of a type that JSON lacks

@@ -59,11 +59,7 @@ def _models(configs: list[Any], rest: str) -> str:
             for kind, tensors in (("in", config.input), ("out", config.output))
             for t in describe_config.metadata_tensors(tensors, batch)
         )
-        body = sample_request.sample(config)
-        if body is not None:
-            command = sample_request.curl(config.name, body, rest)
-        else:
-            command = sample_request.zeros(config, rest)
+        command = sample_request.command(config, rest)
         example = f"<pre>{escape(command)}</pre>" if command else ""
         parts.append(
             f"<details><summary><code>{escape(config.name)}</code></summary>"
