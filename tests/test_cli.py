@@ -345,6 +345,14 @@ def test_subcommands(
 
 
 @pytest.mark.slow
+def test_ctrl_c_before_anything_is_served_shows_no_traceback(tmp_path: Path) -> None:
+    """What a shell does with a program that was interrupted depends on its status."""
+    (tmp_path / "app.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [sys.executable, "-m", "neptrio", "serve", "app.py:server"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_the_command_reports_a_bad_repository() -> None:
     done = subprocess.run(
         [

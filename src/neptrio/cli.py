@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 from neptrio import commands, flags, process_end
 from neptrio.serving import serve, settings_of
 
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell reports
 EXAMPLES = """\
 examples:
   neptrio models                                  serves the folder `models`: 8000 HTTP, 8001 gRPC, 8002 metrics
@@ -21,7 +23,10 @@ examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the process's exit status, but does not return where process_end.is_to_leave()."""
-    status = _main(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # Ctrl-C before it serves, or in a command: what was typed needs no explanation
+        status = INTERRUPTED
     if process_end.is_to_leave():
         process_end.leave(status)
     return status

@@ -10,6 +10,7 @@ from typing import Any
 from neptrio.config import accelerators, groups
 from neptrio.config.sample_request import try_it
 from neptrio.settings import Settings
+from neptrio.terminal import counted
 
 HEADS = ("Model", "Version", "State", "Runs on", "Reason")
 REASON_WIDTH = 100
@@ -125,7 +126,7 @@ def _table(server: Any) -> str:
     }
     rows, waiting = _rows(server)
     found = table(rows, places) if rows or not waiting else ""
-    told = f"{waiting} models are loaded when they are asked for" if waiting else ""
+    told = f"loaded when asked for: {counted(waiting, 'model')}" if waiting else ""
     return "\n".join(filter(None, (found, told)))
 
 

@@ -28,6 +28,11 @@ def shown(text: str) -> str:
     return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # as JSON has them
 
 
+def counted(number: int, what: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 class ShownText:
     """A text stream that passes on what shown() makes of what is written."""
 

@@ -79,7 +79,7 @@ def test_a_plan_for_a_trace_file(
     file = traced(tmp_path / "trace.json", "abab" * 10 + "?")
     assert cli.main(["explain", "--memory", file, "--model-repository", str(repository)]) == 0
     said = capsys.readouterr()
-    assert "1 models of the traces are not in the repository and left out: ?" in said.err
+    assert "1 model of the traces left out, not in the repository: ?" in said.err
     lines = said.out.splitlines()
     assert lines[0] == "40 uses of 2 models in 40 s."
     assert lines[1].startswith("1 of them were never measured, and count as their files.")

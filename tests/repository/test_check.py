@@ -210,7 +210,7 @@ def test_a_size_that_is_minus_one_in_a_file_is_any_size(tmp_path: Path) -> None:
     """Some converters write dim_value: -1, a varint of ten bytes."""
     write_model(tmp_path, "signed", "", {"1/model.onnx": onnx_models.identity(shape=(-1, 4))})
     status, text = check(str(tmp_path))
-    assert status == 0 and text.startswith("1 models: 1 without errors; 0 errors, 0 warnings\n")
+    assert status == 0 and text.startswith("1 model: 1 without errors; 0 errors, 0 warnings\n")
     assert onnx_signature.read(tmp_path / "signed/1/model.onnx").inputs[0].shape == [None, 4]
 
 

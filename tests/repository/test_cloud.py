@@ -308,7 +308,7 @@ def test_checking_cloud_storage(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{web.server_port}"
         status, text = check(url)
         assert (
-            status == 1 and "2 models: 1 without errors; 1 errors" in text and "bad/config.pbtxt:1:" in text
+            status == 1 and "2 models: 1 without errors; 1 error," in text and "bad/config.pbtxt:1:" in text
         )
     status, text = check(url)
     assert status == 2 and "cannot be read" in text

@@ -139,7 +139,7 @@ def test_a_model_in_cloud_storage(tmp_path: Path) -> None:
 def test_check_takes_the_name_too(tmp_path: Path) -> None:
     mounted = write_model(tmp_path, "models", 'name: "trained" ' + identity_config())
     status, text = check(str(mounted), "--model-name=service")
-    assert status == 0 and "1 models: 1 without errors" in text
+    assert status == 0 and "1 model: 1 without errors" in text
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from neptrio import flags
+from neptrio.terminal import counted
 
 HELP = "check a model repository without serving it"
 
@@ -87,5 +88,6 @@ def run(options: argparse.Namespace) -> int:
         for problem in model.problems:
             print(shown(f"{problem.severity}: {model.name}: {problem}"))
     good = sum(model.ok for model in models)
-    print(f"{len(models)} models: {good} without errors; {errors} errors, {warnings} warnings")
+    found = f"{good} without errors; {counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    print(f"{counted(len(models), 'model')}: {found}")
     return int(bad)

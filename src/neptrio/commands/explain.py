@@ -2,7 +2,7 @@
 
 The configuration is read from a model repository, or asked from a running server. The server has filled in
 what the configuration leaves open, and also tells why it closed its batches so far. With --plot a running server is
-measured (neptrio.sweep). With --memory recorded traffic is played against budgets (neptrio.traces.memory_plan).
+measured. With --memory the traffic of trace files is played against budgets.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.explain import explain
 from neptrio.settings import Settings
 from neptrio.sweep import report
+from neptrio.terminal import counted
 from neptrio.traces import memory_plan
 from neptrio.traces.reader import NoTraceFile, read
 
@@ -132,7 +133,7 @@ def _memory(options: argparse.Namespace) -> int:
     gone = counts.keys() - sizes.keys()
     if gone:
         warn(
-            f"{len(gone)} models of the traces are not in the repository and left out: {', '.join(sorted(gone)[:SHOWN])}"
+            f"{counted(len(gone), 'model')} of the traces left out, not in the repository: {', '.join(sorted(gone)[:SHOWN])}"
         )
     order = [name for name in uses.in_order() if name in sizes]
     if not order:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neptrio.terminal import counted
+
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 DEMAND = 3  # where the column with the state of models stands that are loaded on demand
 KEPT = 5  # columns that are never left out: model, version, requests, failures
@@ -166,7 +168,9 @@ def render(url: str, before: Sample, now: Sample, width: int = 0) -> list[str]:
         del widths[gone]
         for line in table:
             del line[gone]
-    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}"]
+    lines = [
+        f"{url}  {counted(len(found), 'model')}, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}"
+    ]
     if now.on_demand is not None:
         lines += on_demand(before.on_demand, now.on_demand, seconds)
     lines.append("")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     200: b"OK",
+    308: b"Permanent Redirect",
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",
