@@ -48,9 +48,14 @@ def _missing_module(error: BaseException) -> str:
     """What can be done where a package is not installed; "" for all other errors."""
     if type(error) is not ModuleNotFoundError or error.args != (f"No module named {error.name!r}",):
         return ""
+    return f" ({ways_to_a_module()})"
+
+
+def ways_to_a_module() -> str:
+    """What can be done where a package is not installed."""
     return (
-        f" (the model runs with {sys.executable}: install the package there, or give the model an environment of its own "
-        "with the parameter EXECUTION_ENV_PATH)"
+        f"the model runs with {sys.executable}: install the package there, or give the model an environment of its own "
+        "with the parameter EXECUTION_ENV_PATH"
     )
 
 

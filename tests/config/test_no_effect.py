@@ -49,6 +49,11 @@ def named(text: str, backend: str = "identity") -> list[tuple[str, str]]:
         ('instance_group [ { }, { profile: "p" } ]', "instance_group.1.profile", "TensorRT"),
         ('instance_group { host_policy: "p" }', "instance_group.0.host_policy", "no host policies"),
         (
+            'parameters { key: "ISOLATION" value { string_value: "none" } }',
+            "parameters.ISOLATION",
+            "did you mean 'isolation'?",
+        ),
+        (
             'platform: "onnxruntime_onnx"',
             "platform",
             "'onnxruntime_onnx' is a platform of backend 'onnxruntime': backend 'identity' serves the model",

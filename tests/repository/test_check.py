@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from neptrio.backends.onnx import signature as onnx_signature
+from neptrio.backends.registry import names
 from neptrio.repository.check import Checker
 from neptrio.settings import Settings
 from tests.client.test_ensembles import ENSEMBLE
@@ -129,8 +130,8 @@ def test_folders_versions_and_backends(tmp_path: Path) -> None:
     write_model(tmp_path, "policy", identity_config(extra="version_policy { specific { versions: 3 } }"))
     (tmp_path / "policy" / "config.json").write_text("{}")
     assert problems(tmp_path) == [
-        "warning: empty: empty/01: '01' is no version number and is ignored; version 1 is a folder named 1",
-        "warning: empty: empty/v2: 'v2' is no version number and is ignored; version 2 is a folder named 2",
+        "warning: empty: empty: '01' is no version number and is ignored; version 1 is a folder named 1",
+        "warning: empty: empty: 'v2' is no version number and is ignored; version 2 is a folder named 2",
         f"error: empty: {tmp_path}/empty: model 'empty' has no version folder (a folder named 1, 2, ...)".replace(
             f"{tmp_path}/", ""
         ),
@@ -139,7 +140,8 @@ def test_folders_versions_and_backends(tmp_path: Path) -> None:
         "warning: policy: policy/config.json: config.pbtxt counts, config.json beside it does not",
         "error: policy: policy/config.pbtxt:1: version_policy: no version is left by the version policy; there are 1",
         "error: typo: typo/config.pbtxt:1: backend: unable to find backend library for backend 'onnxruntme', try "
-        "specifying runtime on the model configuration. (did you mean 'onnxruntime'?)",
+        "specifying runtime on the model configuration. (did you mean 'onnxruntime'? This server has "
+        f"{', '.join(names())}; --backend-directory=DIR adds those in DIR/NAME, each a model.py or a libtriton_NAME.so)",
     ]
 
 
@@ -183,7 +185,7 @@ def test_files_of_models(tmp_path: Path) -> None:
         {"1/model.py": GOOD_MODEL},
     )
     got = problems(tmp_path)
-    assert not any("imports 'all'" in line for line in got), "it lies in the model's folder"
+    assert not any("No module named 'all'" in line for line in got), "it lies in the model's folder"
     for said in (
         "error: missing: missing/1: unable to find '",
         "error: damaged: damaged/1/model.onnx: not an ONNX model, or a damaged one",
@@ -195,7 +197,7 @@ def test_files_of_models(tmp_path: Path) -> None:
         "inference output 'TOTAL'",
         "error: syntax: syntax/1/model.py:2: ",
         "error: classless: classless/1/model.py: has no class TritonPythonModel",
-        "error: classless: classless/1/model.py:1: imports 'nosuchmodule', which is not installed here",
+        "error: classless: classless/1/model.py:1: No module named 'nosuchmodule' (the model runs with ",
         "error: lazy: lazy/1/model.py:2: class TritonPythonModel has no method execute",
         "warning: labelled: labelled/config.pbtxt:3: output[0].label_filename: 2 labels for the 4 elements",
         "error: warm: warm/config.pbtxt:4: model_warmup[0].inputs: warm-up input 'X' needs 16 bytes for its dims, 'x' has 3",

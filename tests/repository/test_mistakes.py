@@ -54,6 +54,15 @@ WRONG = {
         {"1/model.onnx": archive()},
         "this is an archive, as torch.save() makes it, and no ONNX model",
     ),
+    "versions": (
+        {"v1/model.py": MODEL},
+        "'v1' is no version number and is ignored; version 1 is a folder named 1",
+    ),
+    "backend": (
+        {"config.pbtxt": f'{IO}\nbackend: "mxnet"', "1/notes.txt": ""},
+        "unable to find backend library for backend 'mxnet', try specifying runtime on the model configuration. (This "
+        "server has ",
+    ),
     "damaged": (
         {"1/model.onnx": onnx_models.identity()[:-20]},
         "not an ONNX model, or a damaged one: ",
@@ -72,6 +81,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(
         folder, "absent", f'backend: "python" {IO}', {"1/model.py": f"import nowhere_to_be_found\n{MODEL}"}
     )
+    write_model(
+        folder, "reads_its_own", f'backend: "python" {IO}', {"1/model.py": MODEL, "1/weights.onnx": b"x"}
+    )
+    (folder / "capitals/1").mkdir(parents=True)
+    (folder / "capitals/Config.pbtxt").write_text("max_batch_size: 4")
+    (folder / "capitals/1/model.onnx").write_bytes(onnx_models.identity())
     misspelt = 'parameters { key: "isolatoin" value { string_value: "none" } }'
     write_model(folder, "doubtful", f'backend: "identity" {IO} dynamic_batching {{ }} {misspelt}')
     return folder
@@ -103,12 +118,13 @@ def test_the_start_a_load_and_the_check_say_the_same(server: ServerProcess, chec
 def test_a_missing_package_names_the_interpreter_and_the_ways_out(
     server: ServerProcess, checked: str
 ) -> None:
+    """In the same words wherever it is said."""
     said = (
         f"No module named 'nowhere_to_be_found' (the model runs with {sys.executable}: install the package there, or "
         "give the model an environment of its own with the parameter EXECUTION_ENV_PATH)"
     )
     assert said in server.log() and said in load(server, "absent").body.decode()
-    assert "imports 'nowhere_to_be_found', which is not installed here" in checked
+    assert f"absent/1/model.py:1: {said}" in checked
 
 
 @pytest.mark.slow
@@ -116,8 +132,20 @@ def test_what_has_no_effect_is_said(server: ServerProcess, checked: str) -> None
     for said in (
         "batches nothing: max_batch_size is 0",
         "'isolatoin' is no parameter of this server, did you mean 'isolation'?",
+        "capitals: 'Config.pbtxt' is not read: its name must be config.pbtxt, in lower case",
     ):
         assert said in server.log() and said in checked
+    assert "reads_its_own: " not in checked, "a model in Python may have weights beside it"
+
+
+@pytest.mark.slow
+def test_the_line_that_asks_for_a_backend_is_named(
+    server: ServerProcess, repository: Path, checked: str
+) -> None:
+    at = f"{repository}/backend/config.pbtxt:2: backend"
+    assert f"{at}: unable to find backend library" in checked
+    for said in (server.log(), load(server, "backend").body.decode()):
+        assert f"a libtriton_NAME.so) ({at})" in said
 
 
 @pytest.mark.slow

@@ -110,10 +110,11 @@ def find(name: str, settings: Settings, environment: bool = False) -> type[Backe
             raise InvalidArgument(way)
         if entry is None:
             near = difflib.get_close_matches(name, names(), 1, 0.5)
-            meant = f" (did you mean '{near[0]}'?)" if near else ""
+            meant = f"did you mean '{near[0]}'? " if near else ""
             raise InvalidArgument(
                 f"unable to find backend library for backend '{name}', try specifying runtime on the model "
-                f"configuration.{meant}"
+                f"configuration. ({meant}This server has {', '.join(names())}; --backend-directory=DIR adds those in "
+                f"DIR/NAME, each a model.py or a libtriton_NAME.so)"
             )
         file = packages.model_file(entry)
         if not environment:

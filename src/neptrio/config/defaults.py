@@ -85,6 +85,15 @@ def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bo
         raise InvalidArgument(hinted(text, model_dir))
 
 
+def asking(source: ConfigSource) -> tuple[str]:
+    """The field that names the model's backend: its platform may do so instead."""
+    return (
+        ("platform",)
+        if source.config.platform and not source.problem(("backend",), "").line
+        else ("backend",)
+    )
+
+
 def _backend_of_name(name: str) -> str:
     """BACKEND of a folder NAME.BACKEND, "" for a name without a dot."""
     head, _, backend = name.rpartition(".")

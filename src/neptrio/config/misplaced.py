@@ -1,4 +1,4 @@
-"""Files in a model's folder that nobody reads, though somebody has surely meant them to be read."""
+"""Files and folders of a model that nobody reads, though somebody has surely meant them to be read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MODELS = (
 
 
 def hints(model_dir: Path, filename: str = "") -> list[str]:
-    """A sentence for each such file: a configuration in other letters, a model beside the version folders, an ONNX
-    file of another name than `filename`, the configuration's default_model_filename. [] for a folder that cannot be read."""
+    """A sentence for each: a configuration in other letters, a model beside the version folders, an ONNX file of another name
+    than `filename`, the configuration's default_model_filename, a version folder that is not just a number. [] for a folder
+    that cannot be read. Other files are a model's own matter: one in Python may read weights wherever they are."""
     found = []
     try:
         names = sorted(entry.name for entry in model_dir.iterdir())
@@ -28,10 +29,11 @@ def hints(model_dir: Path, filename: str = "") -> list[str]:
         }
     except OSError:
         return []
+    served = {version for version, files in inside.items() if not {*MODELS, filename}.isdisjoint(files)}
     for name in names:
         if name.lower() == "config.pbtxt" != name and "config.pbtxt" not in names:
             found.append(f"'{name}' is not read: its name must be config.pbtxt, in lower case")
-        model = name in MODELS or name.endswith(".onnx")
+        model = name in MODELS or (name.endswith(".onnx") and not served)
         if model and not any(name in files for files in inside.values()):
             folder = versions[0] if versions else "1"
             found.append(
@@ -39,9 +41,15 @@ def hints(model_dir: Path, filename: str = "") -> list[str]:
             )
     for version, files in inside.items():
         onnx = [name for name in files if name.endswith(".onnx")]
-        if onnx and (filename or "model.onnx") not in onnx:
+        if onnx and version not in served:
             found.append(
                 f"'{version}/{onnx[0]}' is not read: call it model.onnx, or name it in default_model_filename"
+            )
+    for name in names:
+        number = name.lstrip("v").lstrip("0")
+        if number.isdigit() and name != number and (model_dir / name).is_dir():
+            found.append(
+                f"'{name}' is no version number and is ignored; version {number} is a folder named {number}"
             )
     return found
 

@@ -31,6 +31,7 @@ PARAMETERS = (
     "NICE",
     "compiled",
 )
+_LOWER = {name.lower(): name for name in PARAMETERS}
 ONNX = "onnxruntime"
 KERNEL = "kernel"
 
@@ -68,10 +69,11 @@ def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
         why = "batches nothing: max_batch_size is 0, so requests are executed one by one"
         found.append((("dynamic_batching",), why))
     for key in sorted(config.parameters):
-        near = [] if key in PARAMETERS else difflib.get_close_matches(key, PARAMETERS, 1, 0.85)
-        if near:
+        near = difflib.get_close_matches(key.lower(), _LOWER, 1, 0.85)
+        if near and key not in PARAMETERS:
+            meant = _LOWER[near[0]]
             found.append(
-                (("parameters", key), f"'{key}' is no parameter of this server, did you mean '{near[0]}'?")
+                (("parameters", key), f"'{key}' is no parameter of this server, did you mean '{meant}'?")
             )
     for i, group in enumerate(config.instance_group):
         if group.profile:

@@ -211,7 +211,7 @@ class Checker:
                 folders = [*(folder / str(version) for version in reversed(checked.versions)), folder]
                 backend = registry.find_for(source.config, self._settings, folders)
         except TritonError as error:
-            checked.report(source.problem(("backend",), str(error)))
+            checked.report(source.problem(defaults.asking(source), str(error)))
         else:
             try:
                 if backend is not None:
@@ -428,13 +428,6 @@ def _layout(checked: Checked, folder: Path, filename: str) -> None:
         checked.report(Problem(text, str(names["config.json"]), severity=WARNING))
     for hint in hints(folder, filename):
         checked.report(Problem(hint, str(folder), severity=WARNING))
-    for name, entry in sorted(names.items()):
-        number = name.lstrip("v").lstrip("0")
-        if entry.is_dir() and number.isdigit() and name != number:
-            text = (
-                f"'{name}' is no version number and is ignored; version {number} is a folder named {number}"
-            )
-            checked.report(Problem(text, str(entry), severity=WARNING))
 
 
 def _fits(given: Sequence[int], declared: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ import trio
 from neptrio.backends import registry
 from neptrio.config import defaults, groups, validate_config
 from neptrio.config import model_config as model_config
-from neptrio.config.misplaced import hinted
+from neptrio.config.misplaced import hinted, hints
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
@@ -252,7 +252,10 @@ class ModelBuilder:
 
         def limits() -> tuple[type[Backend], float | None]:
             folders = (context.version_dir, context.model_dir)
-            backend_class = registry.find_for(own, self._settings, folders)
+            try:
+                backend_class = registry.find_for(own, self._settings, folders)
+            except InvalidArgument as error:
+                raise _asked_for_at(found.source, error) from None
             registry.check_runtime(own, backend_class)
             return backend_class, backend_class.time_limit(context)
 
@@ -265,6 +268,10 @@ class ModelBuilder:
             validate_config.check(found.source, own, found.model_dir)
             for at, text in fields_without_effect(own):
                 log.warning("model '%s': %s", name, found.source.problem(at, text))
+            for hint in (
+                hints(found.model_dir, own.default_model_filename) if version == max(found.versions) else ()
+            ):
+                log.warning("model '%s': %s: %s", name, found.model_dir, hint)
             backend = backend_class(context)
             backend.load()
             return backend
@@ -455,6 +462,12 @@ def no_version(name: str, model_dir: Path) -> InvalidArgument:
         f"policy of model '{name}'"
     )
     return InvalidArgument(f"{hinted(text, model_dir)}\n")
+
+
+def _asked_for_at(source: ConfigSource, error: InvalidArgument) -> InvalidArgument:
+    """The error of a backend that is not there, with the line that asks for it behind it: what a Triton server says comes first."""
+    at = source.problem(defaults.asking(source), "")
+    return InvalidArgument(f"{error} ({at.file}:{at.line}: {at.field})" if at.line else str(error))
 
 
 def version_failed(name: str, version: int, reason: str) -> InvalidArgument:

@@ -197,7 +197,7 @@ def test_the_start_the_check_and_a_load_say_the_same(tmp_path: Path) -> None:
     flags = ("--exit-on-error=false", "--model-control-mode=explicit", "--load-model=m")
     with ServerProcess(repository, *flags, env=environment) as server:
         (row,) = json.loads(post(server, "index").body)
-        assert row["reason"] == f"Invalid argument: {said}"
+        assert row["reason"] == f"Invalid argument: {said} ({repository}/m/config.pbtxt:1: backend)"
         assert said in " ".join(server.log().replace("|", " ").split())
         assert said in refused(load(server, "m"), 400)
     command = [sys.executable, "-m", "neptrio", "check", "--json", str(repository)]

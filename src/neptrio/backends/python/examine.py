@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from triton_python_backend_utils._execute import ways_to_a_module
+
 CLASS = "TritonPythonModel"
 
 
@@ -108,7 +110,7 @@ def problems(path: Path, imports: bool = True) -> Iterator[str]:
     if imports:
         for name, line in _imported(outline.tree):
             if not any(_beside(name, folder) for folder in folders(path)) and not _installed(name):
-                yield f"{path}:{line}: imports '{name}', which is not installed here"
+                yield f"{path}:{line}: No module named '{name}' ({ways_to_a_module()})"
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
