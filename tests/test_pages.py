@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
+
+from neptrio import commands, flags, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOTS = (ROOT, ROOT / "src" / "neptrio", ROOT / "cext")
@@ -79,6 +82,49 @@ def test_the_page_of_changes_has_its_names() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what |")]
     assert len(rows) > 35
     assert [row for row in rows if row.count(" | ") != 2] == []
+
+
+OF_OTHERS = {  # programs that the pages call: docker, helm, pip, pytest, curl, nvcc, the project's own tools
+    *("--build-arg", "--cap-drop", "--security-opt", "--tmpfs", "--set", "--require-hashes", "--only-binary"),
+    *(
+        "--no-build-isolation",
+        "--no-deps",
+        "--upgrade",
+        "--dist",
+        "--unix-socket",
+        "--std",
+        "--use_fast_math",
+    ),
+    *("--async", "--fresh", "--forms", "--keep", "--only", "--parts", "--rounds", "--save", "--servers"),
+    *("--turns", "--unpinned", "--flag"),
+}
+
+
+def flags_of_commands() -> dict[str, list[str]]:
+    """command -> its flags, each with all its spellings."""
+    found = {"": [" ".join(action.option_strings) for action in serving.parser()._actions]}
+    for name in commands.names():
+        parsers = [argparse.ArgumentParser()]
+        commands.load(name).add_arguments(parsers[0])
+        for action in parsers[0]._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+        found[name] = [" ".join(a.option_strings) for p in parsers for a in p._actions if a.option_strings]
+    return found
+
+
+def test_pages_name_the_flags_that_there_are() -> None:
+    """None that is not there, and none is left out; -o may stand for --output."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    named = {
+        flag for page in pages for flag in re.findall(r"(?<![\w-])--?[a-z][a-z0-9_-]*", page.read_text())
+    }
+    there = flags_of_commands()
+    known = {flag for spelt in there.values() for flags in spelt for flag in flags.split()}
+    known |= set(flags.NO_EFFECT) | set(flags.MISSING) | OF_OTHERS
+    assert {flag for flag in named if flag.startswith("--")} - known == set()
+    missing = {spelt for of in there.values() for spelt in of if not named & set(spelt.split())}
+    assert missing <= {"--version", "-h --help"}
 
 
 def test_every_make_target_is_in_the_guide() -> None:
