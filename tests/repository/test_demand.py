@@ -9,6 +9,7 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.repository.demand import Demand, Known, Listing, Signature
+from neptrio.repository.demand_states import Act, Event
 from neptrio.repository.model_names import Names
 from neptrio.settings import Settings
 
@@ -38,3 +39,51 @@ def test_who_waits_for_a_model_is_not_forgotten_when_it_is_listed() -> None:
     assert demand.known["loaded"] is demand.found
     assert [demand.known[name].signature for name in ("loaded", "other")] == [SIGNATURE] * 2
     assert [names.label(name, "stable") for name in ("loaded", "other")] == [1, 1]
+
+
+class Repositories:
+    """Whose folders come and go."""
+
+    names = ("m",)
+
+    async def listed(self) -> dict[str, int]:
+        return dict.fromkeys(self.names, 1)
+
+
+class Told:
+    def notify(self, name: str) -> None:
+        pass
+
+
+class Listed(Demand):
+    def read(self, names: list[str]) -> Listing:
+        return {name: (SIGNATURE, Residence()) for name in names}
+
+
+def test_a_folder_that_is_replaced_is_not_gone() -> None:
+    """A look that meets no folder forgets nothing: who replaces it takes the old one away first. The next look does."""
+    repositories = Repositories()
+    names = Names(lambda name: None)
+    catalog: Any = SimpleNamespace(
+        repositories=repositories, records={}, latest={}, names=names, readiness=Told()
+    )
+    settings = Settings(model_repository=(), model_control_mode="on-demand")
+    loop: Any = SimpleNamespace(timers=None, loop_pass=None)
+    demand = Listed(settings, catalog, loop, lambda *_, **__: None)
+    trio.run(demand.look)
+    known = demand.known["m"]
+    repositories.names = ()
+    trio.run(demand.look)
+    assert demand.known == {"m": known}
+    known.standing.apply(Event.BEGIN, 0)
+    known.standing.apply(Event.FAIL, 0, "there is no folder")
+    assert known.standing.act(1) is Act.REFUSE
+    repositories.names = ("m",)
+    trio.run(demand.look)
+    assert demand.known == {"m": known}
+    assert known.standing.act(1) is Act.LOAD, "what it has failed for is no longer so"
+    repositories.names = ()
+    trio.run(demand.look)
+    assert demand.known == {"m": known}
+    trio.run(demand.look)
+    assert demand.known == {}

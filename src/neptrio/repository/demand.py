@@ -77,6 +77,7 @@ class Known:
     name: str
     signature: Signature | None = None  # None: its configuration could not be read, the load will say why
     residence: Residence = field(default_factory=Residence)
+    missing: bool = False  # at the last look it had no folder
     standing: Standing = field(default_factory=Standing)
     room: Room | None = None  # while requests wait
     ended: Ended | None = None  # of the load under way, while somebody waits for it
@@ -152,14 +153,19 @@ class Demand:
         return self._settings.model_control_mode == "explicit"
 
     async def look(self) -> None:
-        """Lists the repositories and reads the configurations of models that are not known yet; forgets those that are gone.
-        Raises InvalidArgument for a repository that cannot be listed."""
+        """Lists the repositories and reads the configurations of models that are not known yet; forgets those that were gone
+        at the look before, too: who replaces a folder may take it away for a moment. Raises InvalidArgument for a repository
+        that cannot be listed."""
         names = await self._catalog.repositories.listed()
-        for name in [one for one in self.known if one not in names]:
-            if self.known[name].standing.state not in (State.LOADING, State.READY):
+        for name in list(self.known):
+            known, gone = self.known[name], name not in names
+            if gone and known.missing and known.standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
                 self._catalog.readiness.notify(name)
                 self._catalog.names.forget(name)  # also where rows of it are still shown
+            elif known.missing and not gone:
+                known.standing.forgive()
+            known.missing = gone
         missing = [name for name in names if name not in self.known]
         if missing:
             for name, (signature, residence) in (

@@ -120,6 +120,10 @@ class Standing:
             return Act.LOAD if now_ns >= self.retry_ns else Act.REFUSE
         return _ACTS[self.state]
 
+    def forgive(self) -> None:
+        """What a load has failed for is no longer so: the next request tries again."""
+        self.failures, self.retry_ns = 0, 0
+
     @property
     def ready(self) -> bool:
         """Whether a request would be served, perhaps after a load: not if the last load has failed."""
