@@ -29,7 +29,7 @@ from neptrio.request.infer_request cimport (
 )
 from neptrio.request.validate cimport validate
 
-from neptrio.errors import TritonError, Unsupported
+from neptrio.errors import TritonError, Unavailable, Unsupported
 from neptrio.request.reshape import reshape_inputs
 
 # the text that refuses a decoupled model where a transport can carry only one response (docs/protocol/features.md A1)
@@ -85,8 +85,8 @@ cdef class Admission:
 
     cpdef ModelCore sought(self, str name, str version, str one_response=None):
         # type: (..., ..., str | None) -> ModelCore
-        """As lookup(), but for a model that is loaded on demand and does not serve it is its Absent. Raises Unavailable where
-        its last load has failed a moment ago."""
+        """As lookup(), but for a model that is loaded on demand and does not serve, or whose process is being started again, it
+        is its Absent. Raises Unavailable where its last load has failed a moment ago."""
         cdef ModelCore model
         if not version:
             model = self.latest.get(name)
@@ -96,7 +96,13 @@ cdef class Admission:
             model = self.demand.absent(name, version, one_response)
             if model is not None:
                 return model
-        return self.lookup(name, version)
+        try:
+            return self.lookup(name, version)
+        except Unavailable:
+            model = None if self.demand is None else self.demand.unready(name, version, one_response)
+            if model is None:
+                raise
+            return model
 
     def ready(self, str name, str version) -> bool:
         """Whether a request for the model would be taken. Raises as sought() does."""
@@ -107,9 +113,11 @@ cdef class Admission:
         # type: (..., ...) -> Callable[[], Any] | None
         """What to call and await before a model is looked up that has to be loaded on demand first; None: nothing. For callers
         that need to know the model itself before they can make their request."""
-        if self.demand is None or name in self.latest:
+        cdef ModelCore model
+        if self.demand is None:
             return None
-        return self.demand.present(name, version)
+        model = self.latest.get(name)
+        return None if model is not None and model.ready else self.demand.present(name, version)
 
     def body_source(self, str name, str version):
         # type: (..., ...) -> Callable[[int], Any] | None

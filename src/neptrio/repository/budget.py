@@ -141,7 +141,7 @@ class Budget:
             return Hold.SEQUENCES
         if record.operations:
             return Hold.LOADING
-        if any(model.inflight for model in serving):
+        if self._demand.asked_for(record.name) or any(model.inflight for model in serving):
             return Hold.REQUESTS
         if now_ms - max(model.loaded_at_ms for model in serving) < known.residence.least_seconds * 1000:
             return Hold.FRESH

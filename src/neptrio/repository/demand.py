@@ -12,6 +12,7 @@ Rules:
  2. Who waits has no part in the load: it goes on when they leave.
  3. A load by hand, of an ensemble's step, or one that follows an unload counts as any other.
  4. Once a model serves, those who waited are submitted before anything else can be.
+ 5. A request for a model that serves, but whose process has ended and is being started again, waits like any other.
 """
 
 from __future__ import annotations
@@ -158,14 +159,14 @@ class Demand:
         that cannot be listed."""
         names = await self._catalog.repositories.listed()
         for name in list(self.known):
-            known, gone = self.known[name], name not in names
-            if gone and known.missing and known.standing.state not in (State.LOADING, State.READY):
+            one, gone = self.known[name], name not in names
+            if gone and one.missing and one.standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
                 self._catalog.readiness.notify(name)
                 self._catalog.names.forget(name)  # also where rows of it are still shown
-            elif known.missing and not gone:
-                known.standing.forgive()
-            known.missing = gone
+            elif one.missing and not gone:
+                one.standing.forgive()
+            one.missing = gone
         missing = [name for name in names if name not in self.known]
         if missing:
             for name, (signature, residence) in (
@@ -230,7 +231,20 @@ class Demand:
         if version_labels.is_label(version):
             self._catalog.number(name, version)
         self._check(known)
-        room = known.room
+        return self._stand_in(known, version, one_response)
+
+    def unready(self, name: str, version: str, one_response: str | None) -> StandIn | None:
+        """What stands in for a model that is loaded and cannot take requests now (rule 5); None for one that is not loaded on
+        demand."""
+        known = self._unready(name)
+        return None if known is None else self._stand_in(known, version, one_response)
+
+    def _unready(self, name: str) -> Known | None:
+        known = self.known.get(name) or self.known.get(self._catalog.own_name(name))
+        return None if known is None or known.name not in self._catalog.latest else known
+
+    def _stand_in(self, known: Known, version: str, one_response: str | None) -> StandIn:
+        name, room = known.name, known.room
         if room is None:
             longest = int(self._settings.load_wait_secs * 1e9)
             room = known.room = Room(name, self._loop.timers, self._counters, longest)
@@ -256,7 +270,10 @@ class Demand:
 
     def _doing(self, name: str) -> str:
         record = self._catalog.records.get(name)
-        return record.operations[0].phase if record is not None and record.operations else ""
+        if record is not None and record.operations:
+            return record.operations[0].phase
+        model = self._catalog.latest.get(name)
+        return "" if model is None else model.reason
 
     def _parked(self, known: Known) -> None:
         """A request waits for the model from now on."""
@@ -264,31 +281,37 @@ class Demand:
         self._ask(known)
 
     def _ask(self, known: Known) -> None:
-        """Begins a load if none is under way. Must not raise."""
-        if known.standing.act(monotonic_ns()) is not Act.LOAD:
+        """Begins a load if none is under way, and none serves that can be started again. Must not raise."""
+        act = known.standing.act(monotonic_ns())
+        if act is not Act.LOAD and not (act is Act.SERVE and self._lost(known)):
             return
         try:
             self._begin(known.name, LoadParameters(), explicit=False)
         except TritonError as error:  # the server exits
             self._refuse(known, lambda text=text_of(error): Unavailable(text))  # type: ignore[misc]
 
+    def _lost(self, known: Known) -> bool:
+        """Whether the model has stopped serving until a load makes it anew, and none does."""
+        record = self._catalog.records.get(known.name)
+        return record is not None and not record.operations and any(m.lost for m in record.serving.values())
+
     def present(self, name: str, version: str, infers: bool = True) -> Callable[[], Awaitable[None]] | None:
         """What to call and await until a model serves; None for one that is not loaded on demand. `infers`: a request to the
         model follows."""
-        known = self.away(name)
+        known = self.away(name) or (self._unready(name) if infers else None)
         return None if known is None else functools.partial(self._present, known, infers)
 
     async def _present(self, known: Known, infers: bool) -> None:
         """Loads the model unless it serves. Raises Unavailable when that fails or takes longer than --load-wait-secs."""
         known.misses += 1
         with trio.move_on_after(self._settings.load_wait_secs) as scope:
-            while known.name not in self._catalog.latest:
+            while not (self._ready(known) if infers else known.name in self._catalog.latest):
                 self._check(known)
                 if known.ended is None:
                     known.ended = Ended()
                 ended = known.ended
                 self._ask(known)
-                if known.standing.state is not State.LOADING:  # it could not even begin
+                if known.standing.state not in (State.LOADING, State.READY):  # it could not even begin
                     raise Unavailable("Server exiting")
                 await ended.event.wait()
                 if ended.refusal:
@@ -301,6 +324,10 @@ class Demand:
                 5,
             )
         known.released += infers
+
+    def _ready(self, known: Known) -> bool:
+        model = self._catalog.latest.get(known.name)
+        return model is not None and bool(model.ready)
 
     # ------------------------------------------------------------ what becomes of loads
 
@@ -317,6 +344,15 @@ class Demand:
             return
         known.standing.apply(Event.LOADED, 0)
         known.loads += 1
+        self._release(known)
+
+    def recovered(self, name: str) -> None:
+        """The health of a model that serves has changed."""
+        known = self.known.get(name)
+        if known is not None and self._ready(known):
+            self._release(known)
+
+    def _release(self, known: Known) -> None:
         room, known.room = known.room, None
         released = 0 if room is None else room.release(self._submit)
         if released:
@@ -337,6 +373,9 @@ class Demand:
         if not outdated:
             known.load_failures += 1
         if name in self._catalog.latest:  # a reload has failed
+            if not self._ready(known) and self._lost(known):
+                self._refuse(known, lambda: later(why, 5))
+                self._tell(known)
             return
         if exiting:
             self._refuse(known, lambda: Unavailable(why))
@@ -358,6 +397,12 @@ class Demand:
         known = self.known.get(name)
         if known is not None:
             known.standing.apply(Event.WITHDRAW, 0, why)
+            if self.asked_for(name) and self._catalog.nursery is not None:  # who waited for its process
+                self._catalog.nursery.start_soon(self._ask_again, known)
+
+    async def _ask_again(self, known: Known) -> None:
+        if self.asked_for(known.name):
+            self._ask(known)
 
     def _refuse(self, known: Known, error: Callable[[], TritonError]) -> None:
         room, known.room = known.room, None
@@ -408,10 +453,18 @@ class Demand:
         ]
 
     def will_serve(self, name: str, version: int) -> bool | None:
-        """Whether a model that does not serve would after a load, of version 0 any; None: it is not loaded on demand."""
+        """Whether a model that does not serve would after a load, or when its process is started again, of version 0 any;
+        None: it serves, or is not loaded on demand."""
         known = self.away(name)
         if known is None:
-            return None
+            known, record = self._unready(name), self._catalog.records.get(name)
+            model = (
+                self._catalog.latest.get(name)
+                if not version or record is None
+                else record.serving.get(version)
+            )
+            if known is None or model is None or model.ready:
+                return None
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)
 

@@ -415,7 +415,7 @@ class Loads:
                     old.counters.memory_usage = models[version].counters.memory_usage
                     models[version].counters = old.counters
                 row.model = models[version]
-                row.model.on_ready = functools.partial(self._catalog.readiness.notify, record.name)
+                row.model.on_ready = functools.partial(self._health_changed, record.name)
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)
@@ -425,6 +425,11 @@ class Loads:
             elif row.state.serves:
                 self._withdrawal.row(record, version, row)
         self._catalog.latest[record.name] = record.serving[max(record.serving)]
+
+    def _health_changed(self, name: str) -> None:
+        self._catalog.readiness.notify(name)
+        if self._catalog.demand is not None:
+            self._catalog.demand.recovered(name)
 
     async def _children(self, name: str, children: tuple[str, ...]) -> None:
         """Loads the models of an ensemble's steps that do not serve. Raises InvalidArgument."""

@@ -1,0 +1,64 @@
+"""Requests for a model on demand whose process was killed wait until it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tritonclient import http as httpclient
+
+from tests.repository.test_on_demand import document, http_infer, on_demand, own_infer
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+from tests.support.slow_models import CONFIG, MODEL, latch, loads, parameter
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+OWN_PROCESS = CONFIG.replace(parameter("isolation", "none"), "")
+
+
+def kill(folder: Path) -> None:
+    """Ends the process of the model, which has told where it is."""
+    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
+    assert OWN_PROCESS != CONFIG
+    told = '        with open(os.path.join(folder, "pid"), "w") as out:\n            out.write(str(os.getpid()))\n'
+    at = '        with open(os.path.join(folder, "loads"'
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(at, told + at)})
+    with (
+        ServerProcess(
+            tmp_path, "--model-control-mode=on-demand", failures="has ended|was killed|killed"
+        ) as server,
+        httpclient.InferenceServerClient(server.http) as http,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert http_infer(http, "m") == [0, 1, 2]
+        with latch(folder) as held:
+            kill(folder)
+            until(lambda: loads(folder) == 2)  # it is being started again
+            answers = [
+                pool.submit(own_infer, server, "m"),
+                pool.submit(own_infer, server, "m", model_version="1"),
+            ]
+            until(lambda: on_demand(server, "m")["waiting"] == 2)
+            assert http.is_model_ready("m"), "it will be served"
+            assert document(server, "/v2/models/m/ready?loaded=true")[0] == 400
+            held.open()
+            assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 2
+        assert on_demand(server, "m")["misses"] == 3
+        (folder / "latch").unlink()
+        with latch(folder) as held:
+            kill(folder)
+            until(lambda: loads(folder) == 3)
+            answer = pool.submit(own_infer, server, "m")
+            until(lambda: on_demand(server, "m")["waiting"] == 1)
+            http.unload_model("m")  # who waits has it loaded again
+            held.open()
+            assert answer.result(60) == [0, 1, 2]
+        assert on_demand(server, "m")["loads"] == 2
