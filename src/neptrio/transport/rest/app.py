@@ -22,7 +22,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.control_routes import CLIENT, KEPT, Answer, ControlRoutes, TooSlow, members
-from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
+from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel, when_loaded
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
@@ -177,10 +177,10 @@ class RestApp(ControlRoutes):
         if route.verb == "infer":
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
-            waiting = self._services.admission.present(route.model, route.version)
-            if waiting is not None:  # what its inputs are is only known when it is loaded
+            present = self._services.admission.present
+            if present(route.model, route.version) is not None:  # its inputs are only known when it is loaded
                 body = await self._body(scope, receive)
-                await unless_gone(receive, waiting)
+                await when_loaded(receive, present, route.model, route.version)
                 generate = self._inference(HttpGenerate, route, scope, forwarded)
                 return await generate.run(body, receive, send)
             generate = self._inference(HttpGenerate, route, scope, forwarded)

@@ -24,7 +24,7 @@ from neptrio.service.statistics import NOTHING, Detail
 from neptrio.transport.reservation import Reservation
 from neptrio.transport.rest import openai, openapi, routes
 from neptrio.transport.rest.asgi import Receive
-from neptrio.transport.rest.disconnect import Disconnected, unless_gone
+from neptrio.transport.rest.disconnect import Disconnected, when_loaded
 from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers
 from neptrio.transport.rest.large_body import IncomingBody
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
@@ -141,9 +141,7 @@ class ControlRoutes:
 
     async def _present(self, route: routes.Route, receive: Receive) -> None:
         """Has a model loaded that is loaded on demand. Raises Unavailable, Disconnected."""
-        waiting = self._verbs.metadata.absent(route.model, route.version)
-        if waiting is not None:
-            await unless_gone(receive, waiting)
+        await when_loaded(receive, self._verbs.metadata.absent, route.model, route.version)
 
     async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         await self._present(route, receive)

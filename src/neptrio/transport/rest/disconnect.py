@@ -47,6 +47,18 @@ async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *ar
     return result
 
 
+async def when_loaded(
+    receive: Receive,
+    absent: Callable[[str, str], Callable[[], Awaitable[Any]] | None],
+    name: str,
+    version: str,
+) -> None:
+    """Awaits what `absent(name, version)` says is to be awaited before a model is there, until there is nothing. A model that
+    was loaded for somebody may be put away for another one before that somebody runs. Raises as unless_gone()."""
+    while (waiting := absent(name, version)) is not None:
+        await unless_gone(receive, waiting)
+
+
 async def wait_or_cancel(
     services: Services, request: InferRequest, answered: trio.Event, receive: Receive
 ) -> None:

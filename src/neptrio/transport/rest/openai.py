@@ -36,7 +36,7 @@ from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.service import Services, Verbs
 from neptrio.service.tokens import Account
 from neptrio.transport.header_policy import Forwarded
-from neptrio.transport.rest.disconnect import unless_gone
+from neptrio.transport.rest.disconnect import unless_gone, when_loaded
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.times import CallTimes
@@ -161,9 +161,7 @@ class HttpOpenAi:
             raise Denied(
                 f"{self._owner.client.title} is limited to some models: it is not for model '{name[:128]}'"
             )
-        waiting = self._services.admission.present(name, "")
-        if waiting is not None:
-            await unless_gone(receive, waiting)
+        await when_loaded(receive, self._services.admission.present, name, "")
         found = self._services.admission.lookup(name, "")
         mapping: OpenAiMapping | None = getattr(found, "openai", None)
         if mapping is None:
