@@ -183,3 +183,18 @@ def test_a_batch_that_is_cancelled_before_its_thread_takes_it_gives_its_resource
     served.scheduler.dispatch(0)
     assert (request.state, instance.outstanding) == (RequestState.DONE, 0)
     assert limiter.statistics().resources == (ResourceStatistics("R", 0, 1, 0),)
+
+
+def test_an_instance_that_is_left_behind_while_it_executes_holds_nothing() -> None:
+    limiter = limiter_of()
+    hangs, other = (register(limiter, ONE) for _ in range(2))
+    hangs.ask()
+    limiter.serve()
+    hangs.begin()
+    other.ask()
+    limiter.serve()
+    assert not other.granted
+    limiter.unregister(hangs)
+    limiter.serve()
+    assert other.granted
+    assert limiter.statistics().resources == (ResourceStatistics("R", 0, 1, 1),)

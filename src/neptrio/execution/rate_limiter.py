@@ -66,6 +66,7 @@ class Claim:
         self.on_grant = on_grant
         self.grants = 0
         self.granted = False  # it has a grant whose execution has not begun
+        self.executing = False
         self.waits = False
         self.since = 0
         self._limiter = limiter
@@ -85,10 +86,12 @@ class Claim:
     def begin(self) -> None:
         """Uses the grant: its execution starts."""
         self.granted = False
+        self.executing = True
         self.grants += 1
 
     def end(self) -> None:
         """The execution has finished: frees its resources."""
+        self.executing = False
         self._limiter.free(self)
 
     def leave(self) -> None:
@@ -139,8 +142,11 @@ class RateLimiter:
         return made
 
     def unregister(self, claim: Claim) -> None:
-        """Removes the claim of an instance that is gone."""
+        """Removes the claim of an instance that is gone. One whose execution hangs, and is left behind, would hold its
+        resources for ever."""
         claim.leave()
+        if claim.executing:
+            claim.end()
         self._claims.remove(claim)
         self.later()
 
