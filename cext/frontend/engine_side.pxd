@@ -26,6 +26,7 @@ cdef class EngineSide(FrontChannel):
     cdef list leaving                # requests whose clients have left, until dispatch()
     cdef readonly int64_t begun      # before the front end was: nothing came earlier
     cdef object loop_pass
+    cdef public bint tells_stages    # front ends write an access log
     cdef Responder http
     cdef Responder grpc
     cdef int let_send(self, Open open_) except -1

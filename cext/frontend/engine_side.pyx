@@ -21,10 +21,13 @@ from neptrio.frontend.channel cimport FrontChannel
 from neptrio.frontend.kinds cimport *
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
+    COMPUTE_END,
+    COMPUTE_START,
     DT_BYTES,
     GPU_MEMORY,
     GRPC_PROTOCOL,
     HTTP_PROTOCOL,
+    QUEUE_START,
     RECV_END,
     RECV_START,
     SEND_START,
@@ -389,6 +392,8 @@ cdef class EngineSide(FrontChannel):
                 flags |= HEADERS
         if type(request.timing) is dict:
             flags |= TOLD
+        if self.tells_stages and request.timestamps[<int>COMPUTE_START]:
+            flags |= STAGES
         if response.null:
             flags |= NULL_RESPONSE
         if error is not None:
@@ -406,6 +411,10 @@ cdef class EngineSide(FrontChannel):
             writer.text(_dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in headers]))
         if flags & TOLD:
             writer.text(_dumps(request.timing))
+        if flags & STAGES:
+            writer.u64(<uint64_t>request.timestamps[<int>QUEUE_START])
+            writer.u64(<uint64_t>request.timestamps[<int>COMPUTE_START])
+            writer.u64(<uint64_t>request.timestamps[<int>COMPUTE_END])
         if error is not None:
             writer.text(str(error))
             writer.u32(_CODE_NUMBERS[error.code])

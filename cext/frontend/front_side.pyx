@@ -21,9 +21,12 @@ from neptrio.frontend.kinds cimport *
 from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
+    COMPUTE_END,
+    COMPUTE_START,
     DONE,
     DT_BYTES,
     GRPC_PROTOCOL,
+    QUEUE_START,
     RECV_END,
     RECV_START,
     InferRequest,
@@ -291,6 +294,10 @@ cdef class FrontSide(FrontChannel):
             trace.headers = self.pairs()
             request.trace = trace
         request.timing = self.parameters() if flags & TOLD else None
+        if flags & STAGES:
+            request.timestamps[<int>QUEUE_START] = <int64_t>read_u64(&self.reader)
+            request.timestamps[<int>COMPUTE_START] = <int64_t>read_u64(&self.reader)
+            request.timestamps[<int>COMPUTE_END] = <int64_t>read_u64(&self.reader)
         response.null = flags & NULL_RESPONSE
         if flags & ERROR:
             response.error = self.error()

@@ -15,7 +15,8 @@
 #              whose RETURN gives those bytes back, too;
 #              PASSED: as RECEIVED, in a response: bytes of an input of the same request, which the front end holds
 #   response   u32 flags (Flag), text model, text version, text id, text parameters as JSON,
-#              [text headers as JSON], [text times as JSON], an error: text message, u32 code, u32 reason, u32 number of a kept answer,
+#              [text headers as JSON], [text times as JSON], [u64 queue start, u64 compute start, u64 compute end, ns of
+#              the monotonic clock], an error: text message, u32 code, u32 reason, u32 number of a kept answer,
 #              text headers as JSON; else u32 outputs, tensors
 cdef enum Kind:
     # to the engine
@@ -48,6 +49,7 @@ cdef enum Flag:
     ERROR = 4
     HEADERS = 8
     TOLD = 16            # the response tells the request's own times
+    STAGES = 32          # when its stages began and ended, for the front end's access log
 
 cdef enum Place:
     HERE = 0

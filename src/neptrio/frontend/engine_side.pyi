@@ -27,6 +27,7 @@ class EngineSide(FrontChannel):
     def open(self) -> dict[int, InferRequest]: ...
     @property
     def begun(self) -> int: ...
+    tells_stages: bool
     def __init__(
         self,
         segment: Segment,

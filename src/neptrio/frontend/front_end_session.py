@@ -80,6 +80,7 @@ class FrontEndSession:
             opened.pop_all()
         self.clients = ClientsOfFront(services.connections, services.request_limits)
         self.end = EngineSide(segment, layout, self._ring, self._late, services, self)
+        self.end.tells_stages = services.access is not None
         control.setblocking(False)
         self.frames = Frames(control)
         self._descriptors = [self._control.fileno(), self._their_wake.fileno(), self._bell, shared]
