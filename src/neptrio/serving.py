@@ -85,7 +85,8 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         "use), or that of a GPU (gpu:0=20GiB); models that are loaded on demand are put away for others; may be "
         "repeated")  # fmt: skip
     add("--model-cache-directory", type=Path, default=None,
-        help="where it is remembered for the next start what models hold (default: a file in the first local repository)")  # fmt: skip
+        help="where it is remembered for the next start what models hold (default: a file in the first local repository), and "
+        "optimised ONNX models are kept for their next load (default: nowhere)")  # fmt: skip
     add("--load-wait-secs", type=flags.positive_seconds, default=60.0,
         help="how long a request waits for a model that is loaded on demand")  # fmt: skip
     add(

@@ -20,11 +20,14 @@ cdef struct Ort:
     void (*release_status)(void* status) noexcept nogil
     Status (*create_env)(Log log, void* param, int severity, const char* id, void** env) noexcept nogil
     Status (*create_session)(void* env, const char* path, void* options, void** session) noexcept nogil
+    Status (*create_session_from)(void* env, const void* model, size_t nbytes, void* options,
+                                  void** session) noexcept nogil
     void (*release_session)(void* session) noexcept nogil
     Status (*run)(void* session, void* options, const char** input_names, void** inputs, size_t n_inputs,
                   const char** output_names, size_t n_outputs, void** outputs) noexcept nogil
     Status (*create_options)(void** options) noexcept nogil
     void (*release_options)(void* options) noexcept nogil
+    Status (*save_optimised)(void* options, const char* path) noexcept nogil
     Status (*set_execution_mode)(void* options, int mode) noexcept nogil
     Status (*enable_mem_pattern)(void* options) noexcept nogil
     Status (*disable_mem_pattern)(void* options) noexcept nogil

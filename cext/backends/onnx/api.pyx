@@ -57,8 +57,10 @@ cdef enum:        # positions in the library's table of functions
     ERROR_MESSAGE = 2
     CREATE_ENV_WITH_LOGGER = 4
     CREATE_SESSION = 7
+    CREATE_SESSION_FROM_ARRAY = 8
     RUN = 9
     CREATE_SESSION_OPTIONS = 10
+    SET_OPTIMIZED_MODEL_FILE_PATH = 11
     SET_EXECUTION_MODE = 13
     ENABLE_MEM_PATTERN = 16
     DISABLE_MEM_PATTERN = 17
@@ -298,10 +300,12 @@ cdef void _take(void** table) noexcept:
     (<void**>&ort.release_status)[0] = table[RELEASE_STATUS]
     (<void**>&ort.create_env)[0] = table[CREATE_ENV_WITH_LOGGER]
     (<void**>&ort.create_session)[0] = table[CREATE_SESSION]
+    (<void**>&ort.create_session_from)[0] = table[CREATE_SESSION_FROM_ARRAY]
     (<void**>&ort.release_session)[0] = table[RELEASE_SESSION]
     (<void**>&ort.run)[0] = table[RUN]
     (<void**>&ort.create_options)[0] = table[CREATE_SESSION_OPTIONS]
     (<void**>&ort.release_options)[0] = table[RELEASE_OPTIONS]
+    (<void**>&ort.save_optimised)[0] = table[SET_OPTIMIZED_MODEL_FILE_PATH]
     (<void**>&ort.set_execution_mode)[0] = table[SET_EXECUTION_MODE]
     (<void**>&ort.enable_mem_pattern)[0] = table[ENABLE_MEM_PATTERN]
     (<void**>&ort.disable_mem_pattern)[0] = table[DISABLE_MEM_PATTERN]

@@ -52,7 +52,8 @@ cdef class OnnxTensor(Tensor):
 
 
 cdef class OnnxSession:
-    """A session on the CPU. `options` is a backends.onnx.options.Options. Raises OrtError.
+    """A session on the CPU. `options` is a backends.onnx.options.Options; with `content` the model is these bytes, which may change
+    or go once the session is made. Raises OrtError.
 
     It is made, run and closed on an instance's thread; close(), or freeing the object, releases it.
     """
@@ -62,8 +63,11 @@ cdef class OnnxSession:
         self.feed_names = []
         self.output_names = []
 
-    def __init__(self, path, options):
+    def __init__(self, path, options, const unsigned char[::1] content=None):
+        # type: (..., ..., Any) -> None
         cdef void* made = NULL
+        cdef const void* model = NULL
+        cdef size_t nbytes = 0
         cdef Status status
         cdef bytes file = os.fsencode(path)
         cdef const char* c_path = file
@@ -72,8 +76,14 @@ cdef class OnnxSession:
         check(ort.create_options(&made))
         try:
             set_options(made, options)
+            if content is not None and content.shape[0]:
+                model = &content[0]
+                nbytes = content.shape[0]
             with nogil:
-                status = ort.create_session(env, c_path, made, &self.session)
+                if model == NULL:
+                    status = ort.create_session(env, c_path, made, &self.session)
+                else:
+                    status = ort.create_session_from(env, model, nbytes, made, &self.session)
             check(status)
         finally:
             ort.release_options(made)
@@ -381,6 +391,9 @@ cdef int set_options(void* made, options) except -1:
     if options.parallel is not None:
         check(ort.set_execution_mode(made, 1 if options.parallel else 0))
     check(ort.set_optimization(made, options.level))
+    if options.saved_as is not None:
+        path = os.fsencode(options.saved_as)
+        check(ort.save_optimised(made, path))
     for key, value in options.entries:
         k, v = key.encode(), value.encode()
         check(ort.add_config_entry(made, k, v))

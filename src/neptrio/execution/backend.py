@@ -66,6 +66,9 @@ class LoadSettings(Protocol):
     @property
     def host_memory_budget(self) -> int: ...
 
+    @property
+    def model_cache_directory(self) -> Path | None: ...
+
     def backend_settings(self, backend: str) -> dict[str, str]: ...
 
 

@@ -165,7 +165,8 @@ class Budget:
         for place, limit in self.limits.items():
             if place == HOST:
                 held = 0 if known is None else known.held
-                size, least = need(found, held), held or files_of(found)
+                keeps = self._settings.model_cache_directory is not None
+                size, least = need(found, held, keeps), held or files_of(found)
             else:
                 size = least = device_need(found, place, 0 if known is None else known.devices.get(place, 0))
             if least <= limit:  # only its height may be above

@@ -30,28 +30,30 @@ def files_of(found: Found) -> int:
     return sum(size for name, (_, size) in found.fingerprint.items() if name.startswith(heads) and size > 0)
 
 
-def estimate(found: Found) -> int:
-    """The bytes of the host that a load is expected to take at its height."""
+def estimate(found: Found, keeps: bool = False) -> int:
+    """The bytes of the host that a load is expected to take at its height. `keeps`: optimised ONNX models are written for their
+    next load, for which one session holds the weights once more."""
     config = found.source.config
     if defaults.is_ensemble(config):
         return 0
     files = files_of(found)
     if config.backend == "onnxruntime":
         sessions = sum(group.count or ONNX_SESSIONS for group in config.instance_group) or ONNX_SESSIONS
-        return int(files * ONNX_PARTS * sessions)
+        return int(files * (ONNX_PARTS * sessions + keeps))
     if config.backend in NATIVE:
         return files + files // 2
     instances = sum(max(group.count, 1) for group in config.instance_group) or 1
     return files + CODE_BYTES * instances * len(found.versions)
 
 
-def need(found: Found, held: int) -> int:
-    """The bytes that a load is expected to take, of a model that held so many when it was last loaded; 0 where nobody knows."""
+def need(found: Found, held: int, keeps: bool = False) -> int:
+    """The bytes that a load is expected to take, of a model that held so many when it was last loaded; 0 where nobody knows.
+    `keeps` as for estimate()."""
     config = found.source.config
     code = config.backend not in (*NATIVE, "onnxruntime") and not defaults.is_ensemble(config)
     if held and code:  # what code allocates its files do not say
         return held + held // 4
-    return max(held, estimate(found))
+    return max(held, estimate(found, keeps))
 
 
 def device_need(found: Found, device: int, held: int) -> int:

@@ -101,6 +101,11 @@ def unusable() -> str:
     return ""
 
 
+def version() -> str:
+    """The version of the C library, which can be used. Raises Unusable."""
+    return str(load(str(find())))
+
+
 def find() -> Path | None:
     """The path of the installed onnxruntime's C library, None when there is none."""
     try:

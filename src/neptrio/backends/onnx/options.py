@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends.onnx import entries as session_entries
+from neptrio.backends.onnx import kept_models, signature
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import python_session as onnx_python
-from neptrio.backends.onnx import signature
 from neptrio.backends.onnx.session import OnnxSession
 from neptrio.config import paths
 from neptrio.errors import InvalidArgument, TritonError
@@ -40,6 +40,7 @@ class Options:
     parallel: bool | None = None
     entries: tuple[tuple[str, str], ...] = ()  # configuration entries of the session
     libraries: tuple[Path, ...] = ()  # with custom operators
+    saved_as: Path | None = None  # where the optimised model is written; of the C library only
 
     def library_failure(self, library: Path, error: Exception) -> InvalidArgument:
         """The error for a library of custom operators that cannot be loaded."""
@@ -86,7 +87,8 @@ def light_session(context: LoadContext) -> Any:
 def session(context: LoadContext, kind: str, device_id: int) -> Any:
     """Makes the session of one instance. Raises InvalidArgument."""
     if is_native(context, kind):
-        return _open(context, _options(context), [], True)
+        options = _options(context)
+        return _kept(context, options) or _open(context, options, [], True)
     chosen = onnx_providers.chosen(context, kind, device_id, settings(context))
     return _open(context, _options(context), chosen, False)
 
@@ -96,6 +98,17 @@ def examine(context: LoadContext) -> None:
     _options(context)
     for kind in ("CPU", "GPU"):
         onnx_providers.examine(context, kind)
+
+
+def _kept(context: LoadContext, options: Options) -> Any:
+    """A session made of what is kept of the model, None where nothing is (--model-cache-directory)."""
+    directory = context.settings.model_cache_directory
+    if directory is None:
+        return None
+    try:
+        return kept_models.session(directory, onnx_library.version(), model_path(context), options)
+    finally:
+        onnx_library.tell()
 
 
 def _open(context: LoadContext, options: Options, provider_list: list[Any], native: bool) -> Any:

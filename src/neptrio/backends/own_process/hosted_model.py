@@ -59,6 +59,7 @@ class _Settings:
     max_output_bytes: int
     host_memory_budget: int = 0  # a process is measured as a whole
     backend_directory: Path | None = None
+    model_cache_directory: Path | None = None  # what a model's process writes no other one reads
     metrics_config: Sequence[str] = ()
 
     def backend_settings(self, backend: str) -> dict[str, str]:
