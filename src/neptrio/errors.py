@@ -192,6 +192,10 @@ class Internal(TritonError):
     code = Code.INTERNAL
 
 
+class Killed(Internal):
+    """The model's process was ended from outside, which is no fault of the model."""
+
+
 class AlreadyExists(TritonError):
     """Something with this name exists already."""
 

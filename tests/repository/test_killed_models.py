@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tritonclient import http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from tests.repository.test_on_demand import document, http_infer, on_demand, own_infer
 from tests.support.repository import write_model
@@ -20,6 +21,11 @@ pytestmark = pytest.mark.slow
 
 OWN_PROCESS = CONFIG.replace(parameter("isolation", "none"), "")
 
+TOLD = (
+    '        with open(os.path.join(folder, "pid"), "w") as out:\n            out.write(str(os.getpid()))\n'
+)
+AT = '        with open(os.path.join(folder, "loads"'
+
 
 def kill(folder: Path) -> None:
     """Ends the process of the model, which has told where it is."""
@@ -28,9 +34,7 @@ def kill(folder: Path) -> None:
 
 def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
     assert OWN_PROCESS != CONFIG
-    told = '        with open(os.path.join(folder, "pid"), "w") as out:\n            out.write(str(os.getpid()))\n'
-    at = '        with open(os.path.join(folder, "loads"'
-    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(at, told + at)})
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
     with (
         ServerProcess(
             tmp_path, "--model-control-mode=on-demand", failures="has ended|was killed|killed"
@@ -62,3 +66,30 @@ def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
             held.open()
             assert answer.result(60) == [0, 1, 2]
         assert on_demand(server, "m")["loads"] == 2
+
+
+def test_a_load_whose_process_was_killed_is_tried_again_once(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
+    with (
+        ServerProcess(
+            tmp_path, "--model-control-mode=on-demand", failures="was killed by signal 9"
+        ) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with latch(folder):
+            answer = pool.submit(own_infer, server, "m")
+            until(lambda: loads(folder) == 1)
+            kill(folder)
+            until(lambda: loads(folder) == 2)
+        assert answer.result(60) == [0, 1, 2]
+        with httpclient.InferenceServerClient(server.http) as http:
+            http.unload_model("m")
+        (folder / "latch").unlink()
+        with latch(folder):
+            answer = pool.submit(own_infer, server, "m")
+            for count in (3, 4):
+                until(lambda count=count: loads(folder) == count)
+                kill(folder)
+            with pytest.raises(InferenceServerException, match=r"was killed by signal 9 \(SIGKILL\)"):
+                answer.result(60)
+        assert loads(folder) == 4

@@ -29,7 +29,7 @@ from neptrio.config import model_config as model_config
 from neptrio.config.misplaced import hinted, hints
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
-from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
+from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, raise_it
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary, text_of
@@ -223,17 +223,22 @@ class ModelBuilder:
 
         It is put into `made` as soon as it holds anything; `tell` is called with the name of each phase, `behind` with 1
         when a thread is left behind and with -1 when that has ended. A failed build is tried again
-        --model-load-retry-count times, except when a thread of the model hangs. Raises TritonError.
+        --model-load-retry-count times, and once more where the model's process was killed from outside, except when a
+        thread of the model hangs. Raises TritonError.
         """
-        for left in range(self._settings.model_load_retry_count, -1, -1):
+        tries, spare = self._settings.model_load_retry_count + 1, 1
+        while True:
             try:
                 return await self._build(name, version, found, made, tell, behind)
             except TritonError as error:
+                if isinstance(error, Killed) and spare:
+                    spare -= 1
+                else:
+                    tries -= 1
                 held = [b for b in made if isinstance(b, Model) and b.version == str(version)]
-                if not left or held:
+                if not tries or held:
                     raise
                 log.warning("loading '%s' version %d is tried again, it failed: %s", name, version, error)
-        raise AssertionError("the last attempt returns or raises")
 
     async def _build(
         self,

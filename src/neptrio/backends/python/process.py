@@ -35,7 +35,7 @@ from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
 from neptrio.backends.python.limits import launched
 from neptrio.backends.python.printed_lines import records
-from neptrio.errors import Internal, Reason
+from neptrio.errors import Internal, Killed, Reason
 from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.loop.process_ends import ends
@@ -261,7 +261,8 @@ class Process:
         return f"{self.end}; its last output was:\n" + "\n".join(self._lines)
 
     def awaited(self, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str) -> dict[str, Any]:
-        """Waits for the child's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds."""
+        """Waits for the child's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds.
+        Killed, if it was ended from outside."""
         end = time.monotonic() + limit
         while True:
             try:
@@ -272,7 +273,9 @@ class Process:
                     f"{what} of '{self.name}' did not return within {limit:g} s; its process was killed"
                 ) from None
             if answer is None:
-                raise Internal(f"{what} of '{self.name}' failed: {self.cause}")
+                outside = self._child.returncode == -signal.SIGKILL and not self.killed_for
+                kind_of_error = Killed if outside else Internal
+                raise kind_of_error(f"{what} of '{self.name}' failed: {self.cause}")
             if answer["t"] == "failed":
                 where = f"finalize of '{self.name}' failed: " if what == "finalize" else ""
                 raise Internal(where + text_of(answer["text"]), reason=Reason.BACKEND)
