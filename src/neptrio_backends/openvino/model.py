@@ -1,4 +1,5 @@
-"""backend: "openvino": serves IR and ONNX files under the parameters of Triton's backend of that name.
+"""backend: "openvino": serves IR and ONNX files, and what else OpenVINO reads, under the parameters of Triton's backend of
+that name.
 
 Rules:
  1. A batch is one inference: the requests' rows are joined along the first dimension and the results divided again.
@@ -6,6 +7,8 @@ Rules:
     SKIP_OV_DYNAMIC_BATCHSIZE says that the model cannot take that: then every batch has max_batch_size rows.
  3. A parameter has its effect, or the load fails. None loads code: CPU_EXTENSION_PATH is refused.
  4. Results lie in OpenVINO's memory until the next inference: what is answered is copied out of it.
+ 5. Tensors that the file gives no name are called INPUT__0 and OUTPUT__0, by their place: what is converted from PyTorch has
+    results without names.
 """
 
 from __future__ import annotations
@@ -57,9 +60,7 @@ class Parameters:
             if streams.upper() not in ("AUTO", "NUMA") and not streams.isdigit():
                 raise ValueError(f"parameter 'NUM_STREAMS' must be AUTO, NUMA or a number, got '{streams}'")
             self.properties["NUM_STREAMS"] = int(streams) if streams.isdigit() else streams.upper()
-        hint = self._given.get("PERFORMANCE_HINT", "")
-        if hint and hint not in HINTS:
-            raise ValueError(f"parameter 'PERFORMANCE_HINT' must be one of {', '.join(HINTS)}, got '{hint}'")
+        hint = self._choice("PERFORMANCE_HINT", HINTS)
         # an instance has one batch at a time
         self.properties["PERFORMANCE_HINT"] = hint or "LATENCY"
         short = self._flag("HINT_BF16") or self._flag("ENFORCE_BF16")
@@ -70,10 +71,11 @@ class Parameters:
             self.properties["ENABLE_CPU_PINNING"] = pinned != "NO"
 
     def _choice(self, key: str, allowed: tuple[str, ...]) -> str:
+        """A word, in any letters, as for a Triton server."""
         value = self._given.get(key, "")
-        if value and value not in allowed:
+        if value and value.upper() not in allowed:
             raise ValueError(f"parameter '{key}' must be one of {', '.join(allowed)}, got '{value}'")
-        return value
+        return value.upper()
 
     def _flag(self, key: str) -> bool:
         return self._choice(key, ("YES", "NO")) == "YES"
@@ -89,9 +91,9 @@ def read(folder: str, filename: str) -> Any:
     """The network in a version's folder. Raises ValueError."""
     there = [filename] if filename else [name for name in NAMES if os.path.isfile(os.path.join(folder, name))]
     path = os.path.join(folder, there[0]) if there else ""
-    if not os.path.isfile(path):
+    if not os.path.exists(path):  # it may be a folder: what TensorFlow calls a saved model
         raise ValueError(
-            f"{folder} has no {path or ' or '.join(NAMES)}; default_model_filename gives another name"
+            f"{folder} has no {filename or ' or '.join(NAMES)}; default_model_filename gives another name"
         )
     if path.endswith(".xml") and not os.path.isfile(f"{path[:-4]}.bin"):
         raise ValueError(f"{path} needs its weights beside it, {os.path.basename(path)[:-4]}.bin")
@@ -99,25 +101,35 @@ def read(folder: str, filename: str) -> Any:
         network = openvino.Core().read_model(path)
     except RuntimeError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    for port in (*network.inputs, *network.outputs):
-        if _name(port) and port.get_element_type().get_type_name() not in DATATYPES:
+    for side, ports in (("INPUT", network.inputs), ("OUTPUT", network.outputs)):
+        for name, port in zip(_names(ports, side), ports, strict=True):
             kind = port.get_element_type().get_type_name()
-            text = "; strings are not served by this backend" if kind == "string" else ""
-            raise ValueError(f"tensor '{_name(port)}' of {path} has the type {kind}{text}")
+            if kind not in DATATYPES:
+                text = "; strings are not served by this backend" if kind == "string" else ""
+                raise ValueError(f"tensor '{name}' of {path} has the type {kind}{text}")
     return network
 
 
-def _name(port: Any) -> str:
-    names = sorted(port.get_names())
-    return names[0] if names else ""
+def _names(ports: list[Any], side: str) -> list[str]:
+    """What each is called; by its place where the file has no name for it."""
+    return [min(port.get_names(), default=f"{side}__{i}") for i, port in enumerate(ports)]
 
 
-def _dims(port: Any) -> list[int]:
+def _places(rows: list[dict[str, Any]], ports: list[Any], side: str) -> list[int]:
+    """The place of each of the configuration's tensors among the file's. Raises ValueError."""
+    known = {name: i for i, name in enumerate(_names(ports, side))}
+    known |= {name: i for i, port in enumerate(ports) for name in port.get_names()}
+    for row in rows:
+        if row["name"] not in known:
+            names = ", ".join(_names(ports, side))
+            raise ValueError(f"the file has no {side.lower()} '{row['name']}', it has {names}")
+    return [known[row["name"]] for row in rows]
+
+
+def _dims(port: Any, name: str) -> list[int]:
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
-        raise ValueError(
-            f"tensor '{_name(port)}' has no number of dimensions: write input and output yourself"
-        )
+        raise ValueError(f"tensor '{name}' has no number of dimensions: write input and output yourself")
     return [-1 if size.is_dynamic else size.get_length() for size in shape]
 
 
@@ -129,22 +141,26 @@ class TritonPythonModel:
         """Fills in inputs, outputs and batching from the file."""
         stated = config.as_dict()
         network = read(config.version_directory, stated.get("default_model_filename", ""))
-        ports = (*network.inputs, *network.outputs)
+        sides = (
+            ("input", config.add_input, network.inputs, _names(network.inputs, "INPUT")),
+            ("output", config.add_output, network.outputs, _names(network.outputs, "OUTPUT")),
+        )
         batched = stated.get("max_batch_size", 0) > 0
         if not batched and not stated.get("input") and not stated.get("output"):
             # only where nobody's dims say otherwise
-            batched = all(len(dims := _dims(port)) > 0 and dims[0] == -1 for port in ports)
+            batched = all(
+                _dims(port, name)[:1] == [-1]
+                for _, _, ports, names in sides
+                for name, port in zip(names, ports, strict=True)
+            )
             if batched:
                 config.set_max_batch_size(ROWS)
                 if "sequence_batching" not in stated:
                     config.set_dynamic_batching()
-        for key, add, side in (
-            ("input", config.add_input, network.inputs),
-            ("output", config.add_output, network.outputs),
-        ):
-            for port in () if stated.get(key) else side:
+        for key, add, ports, names in sides:
+            for name, port in () if stated.get(key) else zip(names, ports, strict=True):
                 kind = DATATYPES[port.get_element_type().get_type_name()]
-                add({"name": _name(port), "data_type": kind, "dims": _dims(port)[1 if batched else 0 :]})
+                add({"name": name, "data_type": kind, "dims": _dims(port, name)[1 if batched else 0 :]})
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -157,22 +173,24 @@ class TritonPythonModel:
         self._fixed, self._padding = parameters.fixed_batch and self._rows > 0, parameters.padding
         self._inputs = [row["name"] for row in config["input"]]
         self._outputs = [row["name"] for row in config["output"]]
-        for kind, rows, ports in (
-            ("input", config["input"], network.inputs),
-            ("output", config["output"], network.outputs),
+        taken = _places(config["input"], network.inputs, "INPUT")
+        given = _places(config["output"], network.outputs, "OUTPUT")
+        for kind, rows, ports, places in (
+            ("input", config["input"], network.inputs, taken),
+            ("output", config["output"], network.outputs, given),
         ):
-            _compare(kind, rows, ports)
-        for port in network.inputs:
-            if not port.get_names() & set(self._inputs):
-                raise ValueError(f"the configuration has no input '{_name(port)}', which the network needs")
+            _compare(kind, rows, [ports[place] for place in places])
+        for i, name in enumerate(_names(network.inputs, "INPUT")):
+            if i not in taken:
+                raise ValueError(f"the configuration has no input '{name}', which the network needs")
         shapes = {}
-        for row in config["input"]:
-            port = network.input(row["name"])
+        for row, place in zip(config["input"], taken, strict=True):
+            port = network.inputs[place]
             dims = [int(size) for size in row["dims"]] if parameters.reshape else None
             if self._rows:
-                dims = _dims(port)[1:] if dims is None else dims
+                dims = _dims(port, row["name"])[1:] if dims is None else dims
                 dims = [self._rows if self._fixed else -1, *dims]
-            if dims is not None and dims != _dims(port):
+            if dims is not None and dims != _dims(port, row["name"]):
                 shapes[port] = openvino.PartialShape(dims)
         try:
             if shapes:
@@ -184,8 +202,8 @@ class TritonPythonModel:
                 hint = " (for a network that takes one size of batch only: SKIP_OV_DYNAMIC_BATCHSIZE 'YES')"
             raise ValueError(f"the network cannot be compiled{hint}: {error}") from None
         self._request = compiled.create_infer_request()
-        self._taken = [compiled.input(name) for name in self._inputs]
-        self._given = [compiled.output(name) for name in self._outputs]
+        self._taken = [compiled.inputs[place] for place in taken]
+        self._given = [compiled.outputs[place] for place in given]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers a batch."""
@@ -229,12 +247,8 @@ class TritonPythonModel:
 
 
 def _compare(kind: str, rows: list[dict[str, Any]], ports: list[Any]) -> None:
-    """Raises ValueError when the configuration's tensors are not the file's."""
-    known = {name: port for port in ports for name in port.get_names()}
-    for row in rows:
-        port = known.get(row["name"])
-        if port is None:
-            raise ValueError(f"the file has no {kind} '{row['name']}', it has {', '.join(map(_name, ports))}")
+    """Raises ValueError when the configuration's tensors are not of the file's types."""
+    for row, port in zip(rows, ports, strict=True):
         found = DATATYPES[port.get_element_type().get_type_name()]
         if found != row["data_type"]:
             raise ValueError(

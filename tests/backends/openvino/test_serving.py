@@ -14,7 +14,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio import commands
-from tests.support import onnx_models
+from tests.support import onnx_models, tensorflow_models
 from tests.support.control import post
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -23,8 +23,8 @@ openvino = pytest.importorskip("openvino")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def doubling(path: Path, rows: int = -1) -> None:
-    """y = 2 x, with rows of four, as IR."""
+def doubling(path: Path, rows: int = -1, named: bool = True) -> None:
+    """y = 2 x, with rows of four, as IR. `named`: otherwise as a converted module of PyTorch, whose results have no names."""
     from openvino import opset13 as operators
 
     x = operators.parameter([rows, 4], np.float32)
@@ -32,6 +32,9 @@ def doubling(path: Path, rows: int = -1) -> None:
     y = operators.multiply(x, operators.constant(np.full(4, 2, np.float32)))
     y.output(0).tensor.set_names({"y"})
     openvino.save_model(openvino.Model([operators.result(y)], [x], "doubling"), path, compress_to_fp16=False)
+    if not named:
+        content = path.read_text().replace(' names="y"', "").replace(' output_names="y"', "")
+        path.write_text(content)
 
 
 def text(max_batch_size: int = 0, extra: str = "", **parameters: str) -> str:
@@ -79,12 +82,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             'input { name: "x" data_type: TYPE_FP32 dims: [ 3, 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 3, 4 ] }',
             RESHAPE_IO_LAYERS="YES",
         ),
+        # in small letters, as public examples have them
+        "small": text(4, SKIP_OV_DYNAMIC_BATCHSIZE="yes", ENABLE_BATCH_PADDING="yes", NUM_STREAMS="auto",
+                      PERFORMANCE_HINT="latency", CPU_BIND_THREAD="no", HINT_BF16="no"),
+        "unnamed": text(),
+        "saved": text(0, 'default_model_filename: "model.saved_model"'),
+        "graph": text(0, 'default_model_filename: "model.pb"'),
         **{name: config for name, (config, _) in REFUSED.items()},
     }  # fmt: skip
     for name, config in texts.items():
         write_model(repository, name, config)
-        if name not in ("onnx", "missing", "broken", "strings"):
-            doubling(repository / name / "1/model.xml", 1 if name in ("single", "reshaped") else -1)
+        if name not in ("onnx", "missing", "broken", "strings", "saved", "graph"):
+            doubling(
+                repository / name / "1/model.xml", 1 if name in ("single", "reshaped") else -1, name != "unnamed"
+            )
+    (repository / "saved/1/model.saved_model/variables").mkdir(parents=True)
+    (repository / "saved/1/model.saved_model/saved_model.pb").write_bytes(tensorflow_models.saved_doubling())
+    (repository / "graph/1/model.pb").write_bytes(tensorflow_models.doubling())
     (repository / "onnx/1/model.onnx").write_bytes(onnx_models.add_sub())
     (repository / "strings/1/model.onnx").write_bytes(onnx_models.identity("BYTES"))
     (repository / "broken/1/model.onnx").write_bytes(b"no network")
@@ -94,12 +108,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def ask(server: ServerProcess, model: str, rows: np.ndarray) -> np.ndarray:
+def ask(server: ServerProcess, model: str, rows: np.ndarray, taken: str = "x", given: str = "y") -> np.ndarray:
     """y of x."""
-    tensor = httpclient.InferInput("x", list(rows.shape), "FP32")
+    tensor = httpclient.InferInput(taken, list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows)
     with httpclient.InferenceServerClient(server.http) as client:
-        found: np.ndarray = client.infer(model, [tensor]).as_numpy("y")
+        found: np.ndarray = client.infer(model, [tensor]).as_numpy(given)
     return found
 
 
@@ -119,7 +133,7 @@ def test_files_tell_their_tensors(server: ServerProcess) -> None:
 
 
 def test_networks_answer(server: ServerProcess) -> None:
-    for name in ("bare", "tuned", "padded"):
+    for name in ("bare", "tuned", "padded", "small"):
         for rows in (1, 3, 4):
             assert (ask(server, name, ROWS[:rows]) == 2 * ROWS[:rows]).all()
     assert (ask(server, "reshaped", ROWS[:3]) == 2 * ROWS[:3]).all()
@@ -129,6 +143,15 @@ def test_networks_answer(server: ServerProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         response = client.infer("onnx", inputs)
     assert (response.as_numpy("SUM") == 5).all() and (response.as_numpy("DIFF") == 1).all()
+
+
+def test_results_without_names_have_numbers(server: ServerProcess) -> None:
+    assert (ask(server, "unnamed", ROWS, given="OUTPUT__0") == 2 * ROWS).all()
+
+
+def test_graphs_of_tensorflow(server: ServerProcess) -> None:
+    assert (ask(server, "saved", ROWS) == 2 * ROWS).all()
+    assert (ask(server, "graph", ROWS, "x:0", "y:0") == 2 * ROWS).all()
 
 
 def test_requests_are_joined_and_divided(server: ServerProcess) -> None:
