@@ -51,7 +51,9 @@ def saved_doubling() -> bytes:
     """The same as the saved_model.pb of a SavedModel."""
 
     def tensor(name: str) -> bytes:
-        return _field(1, name) + _field(2, _field(1, f"{name}:0") + _field(2, FLOAT) + _field(3, _shape(-1, 4)))
+        return _field(1, name) + _field(
+            2, _field(1, f"{name}:0") + _field(2, FLOAT) + _field(3, _shape(-1, 4))
+        )
 
     signature = _field(1, tensor("x")) + _field(2, tensor("y")) + _field(3, "tensorflow/serving/predict")
     named = _field(1, "serving_default") + _field(2, signature)

@@ -23,6 +23,7 @@ OWNERS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
     "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
     "tensorrt_plan": "tensorrt",
 }
 _BACKEND_OF_PLATFORM = {**OWNERS, "python": "python", "identity": "identity"}

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+import torch_source
 import triton_python_backend_utils as pb_utils
 from torch_files import Loaded, find, load, signature
-from torch_names import argument_places, places
 
 ROWS = 64  # max_batch_size where neither the configuration nor the file has one
 SWITCHES = {
+    "ENABLE_NVFUSER": "_jit_set_nvfuser_enabled",
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
@@ -34,20 +35,26 @@ _shared: dict[str, Loaded] = {}  # what preload() has loaded: path -> module
 def preload(args: dict[str, str]) -> None:
     """Loads the file before instances are forked, so that they share its pages."""
     config = json.loads(args["model_config"])
-    if any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])):
+    if any(group.get("kind") in ("KIND_GPU", "KIND_MODEL") for group in config.get("instance_group", [])):
         return
-    path = _path(args, config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # what is forked from this process must not have had a pool of threads in it
-    _shared[path] = load(path)
+    _shared[_folder(args)] = _load(args, config, "cpu")
     torch.set_num_threads(threads)
 
 
-def _path(args: dict[str, str], config: dict[str, Any]) -> str:
-    return find(
-        os.path.join(args["model_repository"], args["model_version"]),
-        config.get("default_model_filename", ""),
-    )
+def _folder(args: dict[str, str]) -> str:
+    return os.path.join(args["model_repository"], args["model_version"])
+
+
+def _load(args: dict[str, str], config: dict[str, Any], device: str | None) -> Loaded:
+    """What a version's folder holds, on a device; None: where the file has it. Raises ValueError."""
+    folder, filename = _folder(args), config.get("default_model_filename", "")
+    source = torch_source.find(folder, filename) if config.get("runtime") == "model.py" else ""
+    if source:
+        text = config.get("parameters", {}).get(torch_source.COMPILE, {}).get("string_value", "")
+        return torch_source.load(source, device or "cpu", torch_source.compiling(text))
+    return load(find(folder, filename, config.get("platform", "")), device)
 
 
 class TritonPythonModel:
@@ -57,10 +64,11 @@ class TritonPythonModel:
     def auto_complete_config(config: Any) -> Any:
         """Fills in inputs, outputs and batching where the file tells them: torch.export's does."""
         stated = config.as_dict()
-        path = find(config.version_directory, stated.get("default_model_filename", ""))
         if stated.get("input") and stated.get("output"):
             return config
-        found = signature(path)
+        folder, filename = config.version_directory, stated.get("default_model_filename", "")
+        path = torch_source.find(folder, filename) if stated.get("runtime") == "model.py" else ""
+        found = None if path else signature(path := find(folder, filename, stated.get("platform", "")))
         if found is None:
             raise ValueError(
                 f"{path} does not say which tensors it takes and gives: write input and output into the configuration, or "
@@ -87,11 +95,13 @@ class TritonPythonModel:
         }
         self._set_up()
         gpu = args["model_instance_kind"] == "GPU"
+        own = args["model_instance_kind"] == "MODEL"  # the file says where it lies
         self._device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        path = _path(args, config)
-        shared = None if gpu else _shared.get(path)
-        loaded = shared if shared is not None else load(path, self._device)
+        loaded = None if gpu or own else _shared.get(_folder(args))
+        loaded = loaded or _load(args, config, None if own else self._device)
         self._module = loaded.call
+        if own and loaded.device is not None:
+            self._device = str(loaded.device)
         if gpu:
             device_id = int(args["model_instance_device_id"])
             pb_utils.holds_memory([("GPU", device_id, torch.cuda.memory_reserved(device_id))])
@@ -99,9 +109,9 @@ class TritonPythonModel:
         inputs, outputs = config["input"], config["output"]
         self._inputs = [row["name"] for row in inputs]
         self._strings = {row["name"] for row in (*inputs, *outputs) if row["data_type"] == "TYPE_STRING"}
-        self._places = argument_places(self._inputs, loaded.arguments)
+        self._arrange = loaded.arrange(self._inputs)
         self._outputs = [row["name"] for row in outputs]
-        self._results = places(self._outputs, "output") or list(range(len(outputs)))
+        self._pick = loaded.pick(self._outputs)
         self._dtypes = {row["name"]: pb_utils.triton_string_to_numpy(row["data_type"]) for row in outputs}
         if self._strings and self._batched:
             for row in (*inputs, *outputs):
@@ -114,7 +124,9 @@ class TritonPythonModel:
             raise ValueError(f"parameter '{key}' must be 'true' or 'false', got '{value}'")
         return default if not value else value.lower() == "true"
 
-    def _number(self, key: str) -> int:
+    def _number(self, *keys: str) -> int:
+        """The first of these parameters that is given, 0 where none is."""
+        key = next((key for key in keys if self._parameters.get(key)), keys[0])
         value = self._parameters.get(key, "")
         if value and (not value.isdigit() or int(value) < 1):
             raise ValueError(f"parameter '{key}' must be a number above 0, got '{value}'")
@@ -127,7 +139,10 @@ class TritonPythonModel:
         if self._flag("DISABLE_OPTIMIZED_EXECUTION", False):
             torch._C._set_graph_executor_optimize(False)
         self._flag("ENABLE_WEIGHT_SHARING", True)  # instances on the CPU share them, whatever it says
-        self._clean = self._flag("ENABLE_CACHE_CLEANING", False)
+        clean = self._flag("CACHE_CLEANING_ENABLED", False)  # so it is called for packages of AOTInductor
+        self._clean = self._flag("ENABLE_CACHE_CLEANING", clean)
+        if self._parameters.get("MODEL_INIT_LIBRARY"):
+            raise ValueError("parameter 'MODEL_INIT_LIBRARY': libraries of a model's own are not loaded")
         for key, name in SWITCHES.items():
             if key in self._parameters:
                 wanted = self._flag(key, True)
@@ -138,10 +153,10 @@ class TritonPythonModel:
                     )
                 else:
                     switch(wanted)
-        threads = self._number("INTRA_OP_THREAD_COUNT")
+        threads = self._number("INTRA_OP_THREAD_COUNT", "NUM_THREADS")
         if threads:
             torch.set_num_threads(threads)
-        between = self._number("INTER_OP_THREAD_COUNT")
+        between = self._number("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")
         if between:
             torch.set_num_interop_threads(between)
 
@@ -182,32 +197,12 @@ class TritonPythonModel:
     def _call(self, arrays: list[np.ndarray]) -> list[Any]:
         """The module's results, in the order of the configuration's outputs: tensors, and lists of texts."""
         values = [self._given(name, array) for name, array in zip(self._inputs, arrays, strict=True)]
-        arguments: list[Any]
-        if self._places is None:
-            arguments = [dict(zip(self._inputs, values, strict=True))]
-        else:
-            arguments = [None] * len(values)
-            for place, value in zip(self._places, values, strict=True):
-                arguments[place] = value
+        args, kwargs = self._arrange(values)
         with torch.inference_mode(self._inference), torch.set_grad_enabled(False):
-            result = self._module(*arguments)
+            result = self._module(*args, **kwargs)
         if self._clean and self._device != "cpu":
             torch.cuda.empty_cache()
-        if isinstance(result, dict):
-            missing = [name for name in self._outputs if name not in result]
-            if missing:
-                raise ValueError(f"the module gives {', '.join(map(str, result))} and no '{missing[0]}'")
-            chosen = [result[name] for name in self._outputs]
-        else:
-            several = isinstance(result, tuple) or (
-                isinstance(result, list) and not (result and isinstance(result[0], str))
-            )
-            listed = list(result) if several else [result]
-            if max(self._results) >= len(listed):
-                raise ValueError(
-                    f"the module gives {len(listed)} results, the configuration has {len(self._outputs)} outputs"
-                )
-            chosen = [listed[place] for place in self._results]
+        chosen = self._pick(result)
         for name, value in zip(self._outputs, chosen, strict=True):
             if name not in self._strings and not isinstance(value, torch.Tensor):
                 raise ValueError(f"output '{name}' is no tensor: {type(value).__name__}")

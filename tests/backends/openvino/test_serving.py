@@ -94,7 +94,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         write_model(repository, name, config)
         if name not in ("onnx", "missing", "broken", "strings", "saved", "graph"):
             doubling(
-                repository / name / "1/model.xml", 1 if name in ("single", "reshaped") else -1, name != "unnamed"
+                repository / name / "1/model.xml",
+                1 if name in ("single", "reshaped") else -1,
+                name != "unnamed",
             )
     (repository / "saved/1/model.saved_model/variables").mkdir(parents=True)
     (repository / "saved/1/model.saved_model/saved_model.pb").write_bytes(tensorflow_models.saved_doubling())
@@ -108,7 +110,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def ask(server: ServerProcess, model: str, rows: np.ndarray, taken: str = "x", given: str = "y") -> np.ndarray:
+def ask(
+    server: ServerProcess, model: str, rows: np.ndarray, taken: str = "x", given: str = "y"
+) -> np.ndarray:
     """y of x."""
     tensor = httpclient.InferInput(taken, list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows)

@@ -84,7 +84,7 @@ REFUSED = {
     "silent": ("", "does not say which tensors it takes and gives"),
     "numbered": (
         f"max_batch_size: 8 input {TWO_WAYS[0]} output {tensors('OUTPUT__0:FP32:2', 'OUTPUT__5:FP32:1')}",
-        "must be numbered NAME__0 to NAME__1",
+        "output 'OUTPUT__5' is none of the module's results: it gives 2",
     ),
     "flag": (SCRIPT.partition('" ')[2] + parameter("INFERENCE_MODE", "maybe"), "'INFERENCE_MODE' must be 'true' or"),
     "threads": (SCRIPT.partition('" ')[2] + parameter("INTRA_OP_THREAD_COUNT", "0"), "must be a number above 0, got '0'"),
