@@ -27,6 +27,7 @@ SPARES = "memory for reuse, none of whose old contents is ever visible; under th
 ALLOWED = {
     "cext/backends/compiled/asked.pyx": {"running": OF_A_MODEL_PROCESS},
     "cext/backends/compiled/host.pyx": dict.fromkeys(("library", "running"), OF_A_MODEL_PROCESS),
+    "cext/backends/compiled/inferred.pyx": dict.fromkeys(("library", "running"), OF_A_MODEL_PROCESS),
     "cext/backends/kernel/plan.pyx": {"_last_id": NUMBERS},
     "cext/backends/onnx/api.pyx": {
         "_ELEMENTS": A_TABLE,

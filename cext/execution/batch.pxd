@@ -15,6 +15,7 @@ cdef class Batch(WorkItem):
     cdef public str close_reason   # why the batcher closed it
     cdef public int64_t oldest_wait_ns
     cdef public bint count_execution
+    cdef public list executions    # as its backend reports them: (batch size, four times); None: it does not  # type: list[tuple[int, ...]] | None
     cdef public bint fetching      # its inputs must be copied from a device before it is prepared (instance_core)
     cdef public bint copying       # tensors of traces must be copied before its model may write to them (instance_core)
     cdef public bint part          # of what its instance was given together, which goes on with the rest: it is not free yet

@@ -269,15 +269,19 @@ cdef class Batch(WorkItem):
         """Counts the execution, frees the instance and answers every request. On the trio thread."""
         cdef InferRequest r
         cdef InferResponse response
+        cdef ModelCounters counters
         cdef Py_ssize_t i
         if not self.input_end:
             self.input_end = self.compute_start
         if not self.output_start:
             self.output_start = self.compute_end
         if self.count_execution:
-            (<ModelCounters>self.model.counters).executed(
-                self.size, self.compute_start, self.input_end, self.output_start, self.compute_end
-            )
+            counters = <ModelCounters>self.model.counters
+            if self.executions is not None:
+                for row in self.executions:
+                    counters.execution_reported(row, None)
+            else:
+                counters.executed(self.size, self.compute_start, self.input_end, self.output_start, self.compute_end)
             (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
         instance = self.instance
         if self.part:

@@ -1,19 +1,10 @@
 # The statistics counters of one model version. Written and read on the trio thread only, so that a snapshot is always
 # consistent without locks or atomics.
 from libc.stdint cimport int64_t, uint64_t
+from neptrio.observe.executions cimport Duration, ExecutionCounters
 from neptrio.observe.histogram cimport Histogram
+from neptrio.observe.stated cimport Stated
 from neptrio.request.infer_request cimport InferRequest, InferResponse
-
-cdef struct Duration:
-    uint64_t count
-    uint64_t ns
-    uint64_t us            # sum over events of ns // 1000, for the metrics
-
-cdef class BatchCounters:
-    cdef readonly uint64_t batch_size
-    cdef Duration compute_input
-    cdef Duration compute_infer
-    cdef Duration compute_output
 
 cdef class ResponseCounters:
     cdef Duration compute_infer
@@ -31,12 +22,9 @@ cdef class CloseCounters:
     cdef readonly uint64_t size_sum
     cdef readonly uint64_t oldest_wait_ns
 
-cdef class ModelCounters:
+cdef class ModelCounters(ExecutionCounters):
     cdef readonly uint64_t inference_count
-    cdef readonly uint64_t execution_count
-    cdef readonly uint64_t last_inference_ms
     cdef public int64_t inflight_bytes   # bytes of inputs of accepted, unanswered requests
-    cdef readonly uint64_t changes       # of what the statistics extension shows, and of closings
     cdef public list memory_usage        # the $memory_usage objects; changed by setting another list only  # type: list[dict[str, Any]]
     cdef dict texts                      # form -> (changes, memory_usage, text), see text_in()
     cdef Duration success
@@ -47,7 +35,6 @@ cdef class ModelCounters:
     cdef Duration compute_output
     cdef Duration cache_hit
     cdef Duration cache_miss
-    cdef dict batches                    # batch size -> BatchCounters
     cdef list responses                  # [ResponseCounters], by the response's index
     cdef ResponseCounters unseen         # rule 10: what is measured here; None until the backend has reported a response
     cdef readonly dict failures          # reason -> count  # type: dict[str, int]
@@ -58,7 +45,6 @@ cdef class ModelCounters:
     cdef readonly dict closings          # close reason -> CloseCounters  # type: dict[str, CloseCounters]
     cdef str last_reason                 # of the batch before, with its counters: most batches are like it
     cdef CloseCounters last_closing
-    cdef BatchCounters last_size
     cdef readonly Histogram request_histogram
     cdef readonly Histogram queue_histogram
     cdef readonly Histogram input_histogram
@@ -72,8 +58,7 @@ cdef class ModelCounters:
     cdef int responded(self, InferRequest request, InferResponse response, int64_t now) except -1
     cdef ResponseCounters at(self, uint64_t place)
     cpdef measured(self, uint64_t place, int outcome, int64_t computing_ns, int64_t output_ns)
-    cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
-                      int64_t output_start, int64_t end) except -1
+    cpdef reported(self, Stated stated, int how, times)
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1
     cpdef note_error(self, error, bint refused=*)
     cdef int summarize(self, str stage, int64_t ns, int64_t now) except -1

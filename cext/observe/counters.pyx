@@ -9,7 +9,7 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
  1. answered() is called once per accepted request. It updates either success, queue and (without a cache hit) the three
     compute durations, or only fail.
  2. Each request of a batch is counted with the batch's whole durations; they are not divided among requests.
- 3. executed() counts an execution once, whatever happened to its requests, and updates last_inference.
+ 3. Executions are counted by the class above (cext/observe/executions), whatever happened to their requests.
  4. An ensemble's request (`composing`) has the sums of its steps' compute durations and an execution of its own, and
     counts 2 when it fails.
  5. A decoupled request that ended with an error response has failed, and so has one that was cancelled before its
@@ -21,11 +21,13 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
  9. Whatever changes what the statistics extension shows adds to `changes` or sets another `memory_usage`, so a text
     with the same two is still true. Most of a server's models are idle, and their texts are asked for again and again.
  10. A backend that reports the durations of its responses itself is believed: what was counted of responses before its first
-     report is dropped, and from there on its reports alone count. Whether a request has failed follows from its responses.
+     report is dropped, and from there on its reports alone count.
+ 11. So is one that reports a request: its times are the request's, and whether it succeeded is what the backend says. A request
+     whose answer goes out before its backend has reported or released it counts when one of both has happened.
 """
 from libc.stdint cimport int64_t, uint64_t
-from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
+from neptrio.observe.executions cimport BatchCounters, Duration, ExecutionCounters, add, more, plain
 from neptrio.observe.histogram cimport Histogram, SlidingHistogram
 from neptrio.request.infer_request cimport (
     CACHE_INSERT_END,
@@ -42,11 +44,12 @@ from neptrio.request.infer_request cimport (
     InferRequest,
     InferResponse,
 )
-from neptrio.rings.kinds cimport CANCELLED, EMPTY, FAILED
+from neptrio.observe.stated cimport Stated, add_to_ensemble
+from neptrio.rings.kinds cimport CANCELLED, EMPTY, FAILED, LATER, SUCCEEDED
 
 from bisect import bisect_left
 
-from neptrio.errors import Cancelled, Reason
+from neptrio.errors import Cancelled, Internal, Reason
 from neptrio.observe.last_errors import LastErrors
 
 cdef enum:
@@ -59,25 +62,7 @@ STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output"
 MAX_RESPONSE_KEYS = 4096
 CANCELED = Reason.CANCELED  # type: Reason
 CANCELLATION = Cancelled()  # type: Cancelled
-
-
-cdef inline void add(Duration* d, int64_t ns) noexcept:
-    d.count += 1
-    more(d, ns)
-
-
-cdef inline void more(Duration* d, int64_t ns) noexcept:
-    if ns > 0:
-        d.ns += <uint64_t>ns
-        d.us += <uint64_t>ns // 1000
-
-
-cdef inline dict plain(Duration* d):
-    return {"count": d.count, "ns": d.ns}
-
-
-cdef class BatchCounters:
-    """Durations of the executions with one batch size."""
+REPORTED_FAILED = Internal("the backend has reported that the request failed", reason=Reason.BACKEND)  # type: Internal
 
 
 cdef class ResponseCounters:
@@ -125,11 +110,10 @@ class BoundedHistogram:
         self.sum += value
 
 
-cdef class ModelCounters:
+cdef class ModelCounters(ExecutionCounters):
     """Counters of one model version, from its load to its unload."""
 
     def __cinit__(self):
-        self.batches = {}
         self.responses = []
         self.closings = {}
         self.memory_usage = []
@@ -169,10 +153,23 @@ cdef class ModelCounters:
         cdef int64_t total = end - s[<int>REQUEST_START]
         cdef int64_t waited, c_in, c_infer, c_out
         cdef uint64_t size = <uint64_t>r.batch_size if r.batch_size > 1 else 1
+        cdef Stated stated = r.stated
         self.changes += 1
         error = response.error
         if error is None and response.null:
             error = r.failure
+        if stated is not None and not r.cache_hit:
+            if stated.how == LATER:
+                stated.put_off(r, response, error)
+                add_to_ensemble(r, end)
+                return 0
+            if stated.how == SUCCEEDED or stated.how == FAILED:
+                stated.apply(r)
+                s = r.timestamps
+                if stated.how == SUCCEEDED:
+                    error = None
+                elif error is None:
+                    error = REPORTED_FAILED
         if error is not None:
             add(&self.fail, total)
             self.note_error(error)
@@ -234,6 +231,17 @@ cdef class ModelCounters:
             self.summarize("compute_infer", c_infer, end)
             self.summarize("compute_output", c_out, end)
         return 0
+
+    cpdef reported(self, Stated stated, int how, times):
+        """The backend has reported, or released, a request that was answered before (rule 11)."""
+        cdef InferRequest request = stated.request
+        if request is None:
+            return
+        stated.request = None
+        stated.how = how
+        stated.set(times)
+        self.answered(request, stated.response)
+        request.stated = None
 
     cpdef note_error(self, error, bint refused=False):
         # type: (TritonError, ...) -> None
@@ -321,26 +329,6 @@ cdef class ModelCounters:
         else:
             add(&c.compute_output, output_ns)
             add(&c.success, total)
-
-    cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
-                      int64_t output_start, int64_t end) except -1:
-        cdef BatchCounters b = self.last_size
-        cdef timespec ts
-        self.changes += 1
-        if b is None or b.batch_size != batch_size:
-            b = self.batches.get(batch_size)
-            if b is None:
-                b = BatchCounters.__new__(BatchCounters)
-                b.batch_size = batch_size
-                self.batches[batch_size] = b
-            self.last_size = b
-        add(&b.compute_input, input_end - start)
-        add(&b.compute_infer, output_start - input_end)
-        add(&b.compute_output, end - output_start)
-        self.execution_count += 1
-        clock_gettime(CLOCK_REALTIME, &ts)
-        self.last_inference_ms = <uint64_t>ts.tv_sec * 1000 + <uint64_t>ts.tv_nsec // 1000000
-        return 0
 
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1:
         cdef CloseCounters c = self.last_closing

@@ -204,6 +204,7 @@ cdef class InferRequest:
     cdef public int64_t input_bytes    # bytes of its inputs while it is counted as accepted
     cdef public bint cache_hit         # answered from the response cache, nothing was executed
     cdef public bint composing         # an ensemble's request: the durations of its steps are added up
+    cdef public object stated          # what its backend says of its statistics (observe.counters.Stated), None = nothing
     cdef public object failure         # error of its last response with contents, or None  # type: TritonError | None
     cdef int64_t previous_response_ns
     cdef public object timing          # whether its client wants to know its times (observe.timing)  # type: bool | dict[str, int] | None

@@ -73,6 +73,7 @@ cdef class ModelSide(GivenReader):
     cdef int in_vain                # for so many answers it was not asked for, after it had been in vain
     cdef readonly int not_now       # for so many it will not be
     cdef bint left                  # rule 5
+    cdef public object stated       # (requests, executions) that the next result or part is to say with its answers, or None
 
     def __init__(self, int fd, int bell, dict layout, links, channel, str model_name, int64_t model_version,
                  list output_names, bint read_only, int64_t spin_ns):
@@ -272,24 +273,28 @@ cdef class ModelSide(GivenReader):
 
         `failed(text)` words the error of a response that cannot be sent; `given` is the batch's message.
         """
-        cdef MessageWriter writer = self.timed(began, made, executed, packed)
+        self.answers(0, number, self.timed(began, made, executed, packed), answers, failed, given)
+
+    cdef int answers(self, uint32_t whole, uint64_t number, MessageWriter writer, list answers, failed,
+                     GivenMessage given) except -1:
         cdef list refers = []
-        writer.u32(0)
+        stated, self.stated = self.stated, None
+        writer.u32(whole if stated is None else whole | STATED_TOO)
         self.pack.answers(writer, answers, refers, failed, given)
+        if stated is not None:
+            pack_stated(writer, stated[0], stated[1])
         self.send(RESULT, number, writer, refers or None)
+        return 0
 
     def part(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, list answers, failed,
              GivenMessage given):
         """As result(), for the first requests of a batch that have no answer yet; result() follows with those of the last."""
-        cdef MessageWriter writer = self.timed(began, made, executed, packed)
-        cdef list refers = []
-        writer.u32(2)
-        self.pack.answers(writer, answers, refers, failed, given)
-        self.send(RESULT, number, writer, refers or None)
+        self.answers(2, number, self.timed(began, made, executed, packed), answers, failed, given)
 
     def failure(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, str text):
         """Sends that a whole batch failed."""
         cdef MessageWriter writer = self.timed(began, made, executed, packed)
+        self.stated = None
         writer.u32(1)
         writer.text(text)
         self.send(RESULT, number, writer, None)
@@ -318,6 +323,12 @@ cdef class ModelSide(GivenReader):
         writer.u64(computing_ns)
         writer.u64(output_ns)
         self.send(REPORT, place, writer, None)
+
+    def state(self, list requests, list executions):
+        """Sends statistics as the model reports them: see Host.stated() and Host.execution_measured()."""
+        cdef MessageWriter writer = self.checkout()
+        pack_stated(writer, requests, executions)
+        self.send(STATED, 0, writer, None)
 
     def call(self, uint64_t key, request, bint decoupled, bint blocking, parent, uint64_t batch):
         """Sends a request to another model."""
@@ -393,3 +404,17 @@ cdef class ModelSide(GivenReader):
     def statistics(self) -> dict:
         """What is held."""
         return {"lent": len(self.out.lent), "passing": self.out.small_count, "used": self.area.used}
+
+
+cdef int pack_stated(MessageWriter writer, list requests, list executions) except -1:
+    writer.u32(<uint32_t>len(requests))
+    for row in requests:
+        writer.u64(row[0])
+        writer.u32(row[1])
+        for number in row[2:]:
+            writer.u64(number)
+    writer.u32(<uint32_t>len(executions))
+    for row in executions:
+        for number in row:
+            writer.u64(number)
+    return 0

@@ -79,6 +79,18 @@ class Host:
         """Tells the server the durations of a response, which is the `place`th of its request. Who does so once counts all
         responses of the model; `outcome` is one of kinds.py."""
 
+    def stated(self, request: tuple[int, ...]) -> None:
+        """Tells the server the statistics of a request, as (its id, how, four times) or (its id, how); `how` is one of kinds.py."""
+
+    def execution_begins(self) -> None:
+        """Of the batch that is executed, by a model that reports executions: begins before those that follow."""
+
+    def execution_measured(self, execution: tuple[int, ...]) -> None:
+        """Tells the server of an execution that execute() does not wait for, as (batch size, four times)."""
+
+    def stated_with_answers(self, requests: list[tuple[int, ...]], executions: list[tuple[int, ...]]) -> None:
+        """Both, of the batch that is executed: they go with its answers."""
+
     def answer_first(self, count: int, responses: Any) -> None:
         """Answers the first `count` requests of the batch that is executed, as an execution of their own, with what execute()
         would return for them; what it returns in the end is of the requests behind them."""

@@ -227,17 +227,22 @@ def test_a_result_that_cannot_be(body: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("kind", "body", "reason"),
     [
-        (struct.pack("<IQQ", 4, 1, 1), "a response whose outcome is 4"),
-        (struct.pack("<IQ", 0, 1), "ends too early"),
+        (kinds.REPORT, struct.pack("<IQQ", 4, 1, 1), "a response whose outcome is 4"),
+        (kinds.REPORT, struct.pack("<IQ", 0, 1), "ends too early"),
+        (kinds.STATED, struct.pack("<IQI", 1, 1, 2), "a request whose outcome is 2"),
+        (kinds.STATED, struct.pack("<IQIQ", 1, 1, 0, 5), "ends too early"),
+        (kinds.STATED, struct.pack("<I", 2**31), "ends too early"),
+        (kinds.STATED, struct.pack("<II", 0, 2**31), "ends too early"),
+        (kinds.STATED, struct.pack("<IIQ", 0, 1, 5), "ends too early"),
     ],
 )
-def test_a_report_that_cannot_be(body: bytes, reason: str) -> None:
+def test_a_report_that_cannot_be(kind: int, body: bytes, reason: str) -> None:
     pair = Pair(1 << 18)
     at = pair.layout.outputs
     pair.shared.write(at, body.ljust(64, b"\0"))
-    entry = struct.pack("<IIQQQ", kinds.REPORT, len(body), 0, at, 64)
+    entry = struct.pack("<IIQQQ", kind, len(body), 0, at, 64)
     pair.shared.write(pair.layout.done + 256, entry)
     pair.shared.write(pair.layout.done, struct.pack("<Q", 1))
     assert not pair.server.drain()

@@ -131,6 +131,7 @@ std::shared_ptr<Request> request_of(const compiled_request& given) {
   made->reply = std::make_shared<Reply>();
   made->reply->key = given.key;
   made->reply->direct = made->reply->known = given.direct != 0;
+  made->reply->single = given.direct == 0;
   made->id = text_of(given.id);
   made->correlation = given.correlation;
   made->correlation_is_text = given.correlation_text != nullptr;
@@ -174,7 +175,8 @@ std::mutex settling;  // of `unsettled`: requests whose reply settle() has not s
 struct Unsettled { uint64_t handle; std::shared_ptr<Reply> reply; std::shared_ptr<Response> answer; };
 std::vector<Unsettled> unsettled;
 
-int execute(compiled_request* given, uint32_t count, compiled_times* times, char* text, size_t room) {
+int execute(compiled_request* given, uint32_t count, const compiled_execution** executions, uint32_t* execution_count,
+            char* text, size_t room) {
   std::vector<Handle> handles;
   std::vector<std::shared_ptr<Reply>> replies;
   for (uint32_t i = 0; i < count; i++) {
@@ -188,14 +190,17 @@ int execute(compiled_request* given, uint32_t count, compiled_times* times, char
   }
   {
     std::lock_guard<std::mutex> held(driven.instance->lock);
-    driven.instance->times = {};
+    driven.instance->executing = true;
+    driven.instance->executions.clear();
   }
   std::vector<Handle> asked = handles;  // a backend may write to it
   std::string error;
   const int code = said(driven.execute(driven.instance->handle, asked.data(), count), &error);
   {
     std::lock_guard<std::mutex> held(driven.instance->lock);
-    *times = driven.instance->times;
+    driven.instance->executing = false;
+    *executions = driven.instance->executions.data();
+    *execution_count = uint32_t(driven.instance->executions.size());
   }
   if (code != COMPILED_FINE) {  // the requests are the host's again
     for (uint32_t i = 0; i < count; i++) {
@@ -247,9 +252,12 @@ void settle(uint64_t handle, compiled_settled* settled) {
       reply.known = !reply.released;  // the host keeps the inputs until the last reference goes
       settled->outcome = COMPILED_ANSWERED;
       one.answer->show(&settled->response);
+      settled->response.later = reply.finish(&settled->stated);
     } else if (!reply.closed) {
       reply.direct = reply.known = true;
       settled->outcome = COMPILED_OPEN;
+    } else {
+      reply.finish(&settled->stated);
     }
     return;
   }

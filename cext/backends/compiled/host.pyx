@@ -11,17 +11,19 @@ Rules:
     returns, or when the library says that nothing is left that could answer it.
  3. A request's inputs are kept by its entry until the backend has released it.
  4. A response takes the memory of its outputs over, whatever becomes of it.
+ 5. What a backend reports of a request goes to the server before its answer, or with it. Where it may come later the server is
+    told so, and told again when the request is released without a report.
 """
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.backends.compiled.asked cimport asks, failure, put, unheard
+from neptrio.backends.compiled.inferred cimport infers
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport *
 from neptrio.rings.answers cimport OutputBytes
-from neptrio.rings.kinds cimport KEEP_ABOVE
+from neptrio.rings.kinds cimport FAILED, KEEP_ABOVE, LATER, RELEASED, SUCCEEDED
 
-import threading
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -29,7 +31,7 @@ import numpy as np
 
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._errors import TritonModelException
-from triton_python_backend_utils._request import InferenceRequest, InferenceResponse, InferenceTrace
+from triton_python_backend_utils._request import InferenceResponse
 
 cdef extern from "dlfcn.h" nogil:
     void* dlopen(const char*, int)
@@ -52,7 +54,7 @@ UNANSWERED = "the backend has let go of the request without a response"
 
 
 cdef class Timed(list):
-    """Responses, with the times that the backend has reported: began, inputs made, executed; None for none."""
+    """Responses, with the times of their execution that the backend has reported: began, inputs made, executed; None for none."""
 
     cdef readonly object times
 
@@ -65,20 +67,20 @@ cdef class Entry:
     cdef object request      # None once it is released: rule 3
     cdef object back
     cdef object sender
+    cdef bint later         # it was said that a report may still come: rule 5
 
 
 cdef class Host:
     """The backend of one model in this process."""
 
     cdef dict entries        # by the request's key
-    cdef dict calls          # under way, by number
     cdef object asked        # the Host of triton_python_backend_utils
     cdef bint decoupled
 
     def __init__(self):
         """Opens the library that backends are bound to. Raises TritonModelException."""
         global running
-        self.entries, self.calls = {}, {}
+        self.entries = {}
         self.asked = _host.find()
         open_library(self.asked)
         running = self
@@ -171,24 +173,30 @@ cdef class Host:
 
     cdef object executed(self, list requests, compiled_request* given, uint32_t count):
         """Runs some requests together."""
-        cdef compiled_times times
+        cdef const compiled_execution* executions = NULL
+        cdef uint32_t execution_count = 0, i
         cdef char text[ROOM]
         cdef int code
-        cdef uint32_t i
         cdef Timed made
+        cdef list stated = []
         text[0] = 0
+        self.asked.execution_begins()
         with nogil:
-            code = library.execute(given, count, &times, text, ROOM)
+            code = library.execute(given, count, &executions, &execution_count, text, ROOM)
         if code != COMPILED_FINE:
             return self.failed(requests, code, said(text))
-        if self.decoupled:
-            return None
         made = Timed()
-        for i in range(count):
-            made.append(self.settled(requests[i], given[i].handle))
-        if times.reported:
-            made.times = tuple([min(each, MOST_TIME) for each in (times.exec_start, times.compute_start, times.compute_end)])
-        return made
+        if not self.decoupled:
+            for i in range(count):
+                made.append(self.settled(requests[i], given[i].handle, stated))
+        rows = [(min(executions[i].size, MOST_TIME), *times_of(&executions[i].times)) for i in range(execution_count)]
+        if rows:
+            made.times = rows[len(rows) - 1][1:4]
+        elif stated and len(stated[0]) > 2:
+            made.times = stated[0][2:5]
+        if stated or rows:
+            self.asked.stated_with_answers(stated, rows)
+        return None if self.decoupled else made
 
     cdef int fill(self, compiled_request* given, request, Room room) except -1:
         id = request._correlation_id
@@ -225,8 +233,8 @@ cdef class Host:
                 entry.sender.send(response, 1)
         return None if self.decoupled else made
 
-    cdef object settled(self, request, uint64_t handle):
-        """What has become of a request: its response, or None where a sender has it."""
+    cdef object settled(self, request, uint64_t handle, list stated):
+        """What has become of a request: its response, or None where a sender has it. Adds what was reported of it to `stated`."""
         cdef compiled_settled found
         cdef uint64_t key = request._channel.id
         cdef Entry entry = self.entries[key]
@@ -236,6 +244,16 @@ cdef class Host:
         library.settle(handle, &found)
         if found.released:
             entry.request = None
+        row = None
+        if found.stated.said:
+            row = stated_of(key, &found.stated)
+        elif found.outcome == COMPILED_ANSWERED and found.response.later and entry.request is not None:
+            entry.later = True
+            row = key, LATER
+        if row is not None and entry.sender is None:
+            stated.append(row)
+        elif row is not None:  # it is answered before the others
+            self.asked.stated(row)
         if found.outcome == COMPILED_OPEN:
             return self.left(handle)
         sender = entry.sender
@@ -284,6 +302,16 @@ cdef class Host:
         return InferenceResponse(tensors, error, values or None)
 
 
+cdef tuple times_of(const compiled_times* times):
+    return (min(times.exec_start, MOST_TIME), min(times.compute_start, MOST_TIME), min(times.compute_end, MOST_TIME),
+            min(times.exec_end, MOST_TIME))
+
+
+cdef tuple stated_of(uint64_t key, const compiled_stated* stated):
+    """What was reported of a request, as Host.stated() takes it."""
+    return key, SUCCEEDED if stated.success else FAILED, *times_of(&stated.times)
+
+
 # ---------------------------------------------------------------- called by the library: rule 1
 
 cdef int on_respond(uint64_t key, const compiled_response* given, char* text, size_t room) noexcept with gil:
@@ -293,6 +321,11 @@ cdef int on_respond(uint64_t key, const compiled_response* given, char* text, si
         entry = running.entries.get(key)
         if entry is None or entry.sender is None:
             return put("the request was answered before", text, room, 3)
+        if given.stated.said:
+            running.asked.stated(stated_of(key, &given.stated))
+        elif given.later and entry.request is not None:  # which nobody can release between here and the next line
+            entry.later = True
+            running.asked.stated((key, LATER))
         entry.sender.send(response, given.flags)
         return COMPILED_FINE
     except BaseException as error:
@@ -300,13 +333,32 @@ cdef int on_respond(uint64_t key, const compiled_response* given, char* text, si
 
 cdef void on_released(uint64_t key) noexcept with gil:
     cdef Entry entry = running.entries.get(key)
-    if entry is not None:
-        entry.request = None
+    try:
+        if entry is not None:
+            entry.request = None
+            if entry.later:
+                running.asked.stated((key, RELEASED))
+    except BaseException as error:
+        unheard("the release of a request was not told", error)
 
-cdef void on_forgotten(uint64_t key) noexcept with gil:
+cdef void on_stated(uint64_t key, const compiled_stated* stated) noexcept with gil:
+    try:
+        running.asked.stated(stated_of(key, stated))
+    except BaseException as error:
+        unheard("the statistics of a request were not told", error)
+
+cdef void on_executed(const compiled_execution* execution) noexcept with gil:
+    try:
+        running.asked.execution_measured((min(execution.size, MOST_TIME), *times_of(&execution.times)))
+    except BaseException as error:
+        unheard("the statistics of an execution were not told", error)
+
+cdef void on_forgotten(uint64_t key, const compiled_stated* stated) noexcept with gil:
     cdef Entry entry = running.entries.pop(key, None)
     try:
         if entry is not None and entry.sender is not None and not entry.sender._channel.closed:
+            if stated.said:
+                running.asked.stated(stated_of(key, stated))
             entry.sender.send(InferenceResponse(error=error_of(1, UNANSWERED)), 1)
     except BaseException as error:
         unheard("the end of a request without a response was not told", error)
@@ -343,97 +395,6 @@ cdef void* on_allocate(size_t size, void** token) noexcept with gil:
 cdef void on_unused(void* token) noexcept with gil:
     Py_DECREF(<object>token)
 
-cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept with gil:
-    cdef uint32_t i
-    cdef const compiled_tensor* at
-    cdef LentBytes memory
-    try:
-        tensors = []
-        for i in range(call.input_count):
-            at = &call.inputs[i]
-            memory = LentBytes.__new__(LentBytes)
-            memory.data, memory.size = at.data, at.size
-            tensors.append(tensor_over(said(at.name), at.datatype, at.shape, at.dims, memory, at.data, at.size))
-        request = InferenceRequest(
-            said(call.id),
-            call.correlation if call.correlation_text == NULL else said(call.correlation_text),
-            tensors,
-            [said(call.outputs[i]) for i in range(call.output_count)],
-            said(call.model),
-            call.version,
-            call.flags,
-            call.timeout_us,
-            None,
-            InferenceTrace(call.trace_key) if call.trace_key else None,
-            values_of(call.parameters, call.parameter_count) or None,
-        )
-        running.calls[call.call] = made = Called(call.call)
-        made.begin(running.asked, request)
-        return COMPILED_FINE
-    except BaseException as error:
-        running.calls.pop(call.call, None)
-        return failure(error, text, room)
-
-cdef void on_cancel_call(uint64_t call) noexcept with gil:
-    try:
-        made = running.calls.get(call)
-        if made is not None:
-            made.cancel()
-    except BaseException as error:
-        unheard("a request of the backend was not cancelled", error)
-
-
-class Called:
-    """A request that the backend has made. Its responses come on the second thread, perhaps before begin() has returned."""
-
-    def __init__(self, number):
-        self.number = number
-        self.handle = None
-        self.early = []
-        self.lock = threading.Lock()
-
-    def begin(self, asked, request):
-        handle = asked.infer(request, True, self.deliver, False)
-        with self.lock:
-            self.handle = handle
-            early, self.early = self.early, []
-        for response in early:
-            handle.took(response)
-
-    def cancel(self):
-        with self.lock:
-            handle = self.handle
-        if handle is not None:
-            handle.cancel()
-
-    def deliver(self, response, final):
-        cdef Room room = Room()
-        cdef compiled_response given
-        cdef uint64_t number = self.number
-        cdef bint last = final
-        cdef bint null = response is None
-        if not null:
-            error = response._error
-            parameters = response._parameters or {}
-            given.code, given.error = COMPILED_FINE, NULL
-            if error is not None:
-                given.code, given.error = int(error._code), room.text(error._message)
-            given.flags, given.null = 0, 0
-            given.outputs, given.output_count = room.tensors(response._tensors), len(response._tensors)
-            given.parameters, given.parameter_count = room.parameters(parameters), len(parameters)
-        if final:
-            running.calls.pop(self.number, None)
-        with nogil:
-            library.deliver(number, NULL if null else &given, last)
-        if not null or last:  # the end counts as a response of the call, too
-            with self.lock:
-                handle = self.handle
-                if handle is None:
-                    self.early.append(response)
-            if handle is not None:
-                handle.took(response)
-
-
 def library_path():
     """The library that backends are bound to."""
     folder = Path(__file__).parent
@@ -459,7 +420,8 @@ cdef int open_library(asked) except -1:
     functions.respond, functions.released, functions.forgotten = on_respond, on_released, on_forgotten
     functions.cancelled, functions.allocate, functions.unused = on_cancelled, on_allocate, on_unused
     functions.shared_above = KEEP_ABOVE
-    functions.infer, functions.cancel_call = on_infer, on_cancel_call
+    functions.stated, functions.executed = on_stated, on_executed
+    infers(&functions, library, asked)
     asks(&functions, asked)
     library.hosted(&functions)
     return 0

@@ -58,6 +58,21 @@ struct compiled_request {
   uint64_t handle; /* 0; set by together() and execute() */
 };
 
+struct compiled_times { uint64_t exec_start, compute_start, compute_end, exec_end; };
+
+/* what a backend has reported of a request */
+struct compiled_stated {
+  int said; /* 0: nothing */
+  int success;
+  struct compiled_times times;
+};
+
+/* an execution, as a backend has reported it */
+struct compiled_execution {
+  uint64_t size;
+  struct compiled_times times;
+};
+
 struct compiled_response {
   int code; /* of the error, FINE for none */
   const char* error;
@@ -67,6 +82,9 @@ struct compiled_response {
   uint32_t output_count;
   struct compiled_parameter* parameters;
   uint32_t parameter_count;
+  /* of the last response: what was reported of the request before it, and whether that is still to come */
+  struct compiled_stated stated;
+  int later;
 };
 
 /* what became of a request when the backend's Execute had returned: see settle() */
@@ -81,11 +99,7 @@ struct compiled_settled {
   enum compiled_outcome outcome;
   int released;
   struct compiled_response response;
-};
-
-struct compiled_times {
-  int reported;
-  uint64_t exec_start, compute_start, compute_end, exec_end;
+  struct compiled_stated stated; /* unless it is open, or to be executed again */
 };
 
 /* a request that the backend makes; `call` is its name for deliver() and dropped_call() */
@@ -123,7 +137,10 @@ enum compiled_metric_change { COMPILED_INCREMENT, COMPILED_SET, COMPILED_OBSERVE
 struct compiled_host {
   int (*respond)(uint64_t key, const struct compiled_response* response, char* text, size_t room);
   void (*released)(uint64_t key);
-  void (*forgotten)(uint64_t key); /* nothing is left that could answer it */
+  /* nothing is left that could answer it; `stated` is what was reported of it */
+  void (*forgotten)(uint64_t key, const struct compiled_stated* stated);
+  void (*stated)(uint64_t key, const struct compiled_stated* stated); /* of a request whose last response has gone */
+  void (*executed)(const struct compiled_execution* execution);       /* reported while nothing is executed */
   int (*cancelled)(uint64_t key);
   /* memory that a response can carry as it is; NULL where there is none, and the library takes its own. It is asked for more
    * than `shared_above` bytes only: less is copied in any case */
@@ -186,7 +203,9 @@ struct compiled_library {
   int (*ready)(char* text, size_t room);
   /* how many of the first requests are to be executed together, at least one: all where there is no strategy */
   uint32_t (*together)(struct compiled_request* requests, uint32_t count);
-  int (*execute)(struct compiled_request* requests, uint32_t count, struct compiled_times* times, char* text, size_t room);
+  /* `executions` are those that were reported meanwhile: valid until the next call */
+  int (*execute)(struct compiled_request* requests, uint32_t count, const struct compiled_execution** executions,
+                 uint32_t* execution_count, char* text, size_t room);
   int (*waits)(uint64_t handle); /* it has no answer yet */
   void (*settle)(uint64_t handle, struct compiled_settled* settled);
   void (*dropped)(uint64_t handle); /* the host is done with what settle() gave */

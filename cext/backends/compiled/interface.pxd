@@ -41,6 +41,21 @@ cdef extern from "interface.h":
         int direct
         uint64_t handle
 
+    struct compiled_times:
+        uint64_t exec_start
+        uint64_t compute_start
+        uint64_t compute_end
+        uint64_t exec_end
+
+    struct compiled_stated:
+        int said
+        int success
+        compiled_times times
+
+    struct compiled_execution:
+        uint64_t size
+        compiled_times times
+
     struct compiled_response:
         int code
         const char* error
@@ -50,6 +65,8 @@ cdef extern from "interface.h":
         uint32_t output_count
         compiled_parameter* parameters
         uint32_t parameter_count
+        compiled_stated stated
+        int later
 
     enum compiled_outcome:
         COMPILED_ANSWERED
@@ -61,13 +78,7 @@ cdef extern from "interface.h":
         compiled_outcome outcome
         int released
         compiled_response response
-
-    struct compiled_times:
-        int reported
-        uint64_t exec_start
-        uint64_t compute_start
-        uint64_t compute_end
-        uint64_t exec_end
+        compiled_stated stated
 
     struct compiled_call:
         uint64_t call
@@ -100,7 +111,9 @@ cdef extern from "interface.h":
     struct compiled_host:
         int (*respond)(uint64_t, const compiled_response*, char*, size_t) noexcept with gil
         void (*released)(uint64_t) noexcept with gil
-        void (*forgotten)(uint64_t) noexcept with gil
+        void (*forgotten)(uint64_t, const compiled_stated*) noexcept with gil
+        void (*stated)(uint64_t, const compiled_stated*) noexcept with gil
+        void (*executed)(const compiled_execution*) noexcept with gil
         int (*cancelled)(uint64_t) noexcept with gil
         size_t shared_above
         void* (*allocate)(size_t, void**) noexcept with gil
@@ -156,7 +169,7 @@ cdef extern from "interface.h":
         int (*instance)(const compiled_instance*, char*, size_t) noexcept nogil
         int (*ready)(char*, size_t) noexcept nogil
         uint32_t (*together)(compiled_request*, uint32_t) noexcept nogil
-        int (*execute)(compiled_request*, uint32_t, compiled_times*, char*, size_t) noexcept nogil
+        int (*execute)(compiled_request*, uint32_t, const compiled_execution**, uint32_t*, char*, size_t) noexcept nogil
         int (*waits)(uint64_t) noexcept nogil
         void (*settle)(uint64_t, compiled_settled*) noexcept nogil
         void (*dropped)(uint64_t) noexcept nogil

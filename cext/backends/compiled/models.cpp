@@ -292,17 +292,34 @@ API Failed TRITONBACKEND_ModelInstanceReportStatistics(Handle instance, Handle r
                                                        uint64_t compute_start, uint64_t compute_end, uint64_t exec_end) {
   FOUND(Instance, found, instance);
   FOUND(Request, asked, request);
-  std::lock_guard<std::mutex> held(found->lock);
-  // the model's statistics have one set of times for a batch: those of the batch count where the backend reports them
-  if (success && !found->times.reported) found->times = {1, exec_start, compute_start, compute_end, exec_end};
+  const auto reply = asked->reply;
+  const compiled_stated told = {1, success, {exec_start, compute_start, compute_end, exec_end}};
+  {
+    std::lock_guard<std::mutex> held(reply->lock);
+    if (reply->stated.said) return fail(INVALID_ARG, std::string(__func__) + ": the request was reported before");
+    reply->stated = told;
+    if (!reply->over) return nullptr;  // it goes with the last response
+  }
+  host.stated(reply->key, &told);
   return nullptr;
 }
 
-API Failed TRITONBACKEND_ModelInstanceReportBatchStatistics(Handle instance, uint64_t, uint64_t exec_start,
+API Failed TRITONBACKEND_ModelInstanceReportBatchStatistics(Handle instance, uint64_t size, uint64_t exec_start,
                                                             uint64_t compute_start, uint64_t compute_end, uint64_t exec_end) {
   FOUND(Instance, found, instance);
-  std::lock_guard<std::mutex> held(found->lock);
-  found->times = {1, exec_start, compute_start, compute_end, exec_end};
+  const compiled_execution told = {size, {exec_start, compute_start, compute_end, exec_end}};
+  {
+    std::lock_guard<std::mutex> held(found->lock);
+    if (found->executing) {
+      if (found->executions.size() >= MOST_EXECUTIONS) {
+        return fail(UNAVAILABLE, std::string(__func__) + ": more than " + std::to_string(MOST_EXECUTIONS) +
+                                     " executions are reported in one");
+      }
+      found->executions.push_back(told);
+      return nullptr;
+    }
+  }
+  host.executed(&told);
   return nullptr;
 }
 

@@ -38,6 +38,7 @@ enum Code { UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED,
 enum Memory { CPU, CPU_PINNED, GPU };
 enum Datatype { INVALID = 0, BYTES = 13, LAST_DATATYPE = 14 };
 enum ParameterType { STRING, INT, BOOL, RAW, DOUBLE };
+enum { MOST_EXECUTIONS = 1024 };  // that are reported in one
 enum { FINAL = 1, RELEASE_ALL = 1, RELEASE_RESCHEDULE = 2 };
 
 typedef void* Handle;  // what a backend sees
@@ -176,8 +177,10 @@ struct State;
 // What is left of a request where it is answered: requests, factories and responses share it.
 struct Reply {
   ~Reply();
+  bool finish(compiled_stated* told);  // with its lock: the last response goes. True where statistics may still be reported
   uint64_t key = 0;
   std::mutex lock;
+  bool single = false;   // one response answers it
   bool direct = false;   // responses are handed to the host at once
   bool settled = false;  // the host has looked at it after Execute; before that it holds the inputs itself
   bool closed = false;   // answered, or given back to the server: nothing more may be sent
@@ -185,7 +188,9 @@ struct Reply {
   bool again = false;
   bool final = false;
   bool known = false;  // the host has to be told when nothing is left that could answer it
+  bool over = false;   // its last response was handed to the host
   uint32_t reported = 0;  // responses whose statistics were
+  compiled_stated stated = {};
   std::vector<std::shared_ptr<struct Response>> sent;
   std::vector<std::shared_ptr<State>> states;  // updated, and not sent yet
 };
@@ -310,7 +315,8 @@ struct Instance : Object {
   std::shared_ptr<Model> model;
   void* state = nullptr;
   std::mutex lock;
-  compiled_times times = {};
+  bool executing = false;
+  std::vector<compiled_execution> executions;  // reported meanwhile
 };
 
 extern compiled_host host;  // set once, before a backend is opened

@@ -42,7 +42,7 @@ void Response::show(compiled_response* response) {
   for (const auto& state : states) one(state->tensor, state->buffer);
   shown_parameters = given_of(parameters);
   *response = {code, error.c_str(), flags, 0, shown.data(), uint32_t(shown.size()), shown_parameters.data(),
-               uint32_t(shown_parameters.size())};
+               uint32_t(shown_parameters.size()), {}, 0};
 }
 
 void Response::carried() {
@@ -51,7 +51,13 @@ void Response::carried() {
 }
 
 Reply::~Reply() {
-  if (known) host.forgotten(key);
+  if (known) host.forgotten(key, &stated);
+}
+
+bool Reply::finish(compiled_stated* told) {
+  over = true;
+  *told = stated;
+  return !stated.said && !released;
 }
 
 // What cannot be sent as it is becomes an error, so that the client is told and the process lives.
@@ -75,9 +81,12 @@ static void check(Response& response) {
 }
 
 // Hands one response, or the flags alone, to the host.
-static Failed hand_on(Reply& reply, const std::shared_ptr<Response>& response, uint32_t flags) {
-  compiled_response shown = {COMPILED_FINE, nullptr, flags, 1, nullptr, 0, nullptr, 0};
+static Failed hand_on(Reply& reply, const std::shared_ptr<Response>& response, uint32_t flags, const compiled_stated& stated,
+                      bool later) {
+  compiled_response shown = {COMPILED_FINE, nullptr, flags, 1, nullptr, 0, nullptr, 0, {}, 0};
   if (response) response->show(&shown);
+  shown.stated = stated;
+  shown.later = later;
   char text[2048] = "";
   const int code = host.respond(reply.key, &shown, text, sizeof text);
   if (response) response->carried();  // whatever became of it, its memory is the host's now
@@ -90,6 +99,8 @@ static Failed closed(const char* function) {
 
 static Failed send(const char* function, const std::shared_ptr<Reply>& reply, const std::shared_ptr<Response>& response,
                    uint32_t flags) {
+  compiled_stated stated = {};
+  bool later = false;
   {
     std::lock_guard<std::mutex> held(reply->lock);
     if (reply->closed && !response && !reply->final) {  // the one response has answered it, and this says so
@@ -106,8 +117,9 @@ static Failed send(const char* function, const std::shared_ptr<Reply>& reply, co
       if (response) reply->sent.push_back(response);
       return nullptr;
     }
+    if (!reply->over && ((flags & FINAL) || (response && reply->single))) later = reply->finish(&stated);
   }
-  return hand_on(*reply, response, flags);
+  return hand_on(*reply, response, flags, stated, later);
 }
 
 }  // namespace compiled

@@ -18,6 +18,7 @@ cdef class BatchUnderWay:
     cdef Block block                 # None: it is not lent, or in a segment of its own
     cdef list bodies                 # tensors that lie in the bodies' area, None when there are none
     cdef int64_t begun
+    cdef list reported               # executions that were reported before its result, None when there are none
     cdef uint64_t answered           # so many of its requests, the first, were answered as executions of their own
     cdef uint64_t place              # of its descriptor in the ring, from 1; 0 while it waits in line
 

@@ -14,7 +14,8 @@ Rules:
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.backends.python.ring_sender cimport RingSender, BatchUnderWay
+from neptrio.backends.python.ring_reports cimport ReportedSide
+from neptrio.backends.python.ring_sender cimport BatchUnderWay
 from neptrio.execution.batch cimport Batch, complete
 from neptrio.request.infer_request cimport (
     DONE,
@@ -55,24 +56,22 @@ cdef class OnCancel:
         self.end.post(self.end.control, CANCEL, self.id, request is not None and request.still_read)
 
 
-cdef class ServerSide(RingSender):
+cdef class ServerSide(ReportedSide):
     """See the module's text.
 
     `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(), response_measured(),
     send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
     """
 
-    cdef readonly dict open          # request id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict segments               # numbers of segments of the process that have come
     cdef readonly bint answers       # the process has answered something
     cdef bint decoupled
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
-        RingSender.__init__(self, segment, layout, host)
+        ReportedSide.__init__(self, segment, layout, host)
         self.turn_ns = TURN_NS
         self.decoupled = decoupled
-        self.open = {}
         self.passed = {}
         self.segments = {}
 
@@ -96,6 +95,7 @@ cdef class ServerSide(RingSender):
         cdef list cancelled = None
         self.number += 1
         number = self.number
+        self.counters = batch.model.counters
         under_way.batch = batch
         under_way.begun = batch.compute_start = now_ns()  # a sender may answer before the batch is back
         writer.reset()
@@ -143,6 +143,9 @@ cdef class ServerSide(RingSender):
                 self.host.call_cancelled(entry.id, entry.length != 0)
             elif kind == REPORT:
                 self.reported(entry.id)
+            elif kind == STATED:
+                self.stated(0)
+                self.finish()
             elif kind == DROPPED:
                 request = self.find(entry.id)
                 self.open.pop(entry.id, None)
@@ -167,33 +170,23 @@ cdef class ServerSide(RingSender):
             raise Violation(f"a message of {entry.length} bytes in a segment of {segment.size}")
         return segment
 
-    cdef InferRequest find(self, uint64_t id):
-        """A request that the process may still answer, or None."""
-        cdef BatchUnderWay under_way
-        cdef uint64_t place = id & ((1 << REQUEST_BITS) - 1)
-        request = self.open.get(id)
-        if request is None:
-            under_way = self.batches.get(id >> REQUEST_BITS)
-            if under_way is not None and place < <uint64_t>len(under_way.batch.requests):
-                request = under_way.batch.requests[place]
-        return request
-
     cdef int result(self, uint64_t number) except -1:
         cdef BatchUnderWay under_way = self.batches.get(number)
         cdef Batch batch
         cdef InferRequest request
         cdef InferResponse response
-        cdef list requests, responses, again
+        cdef list requests, responses, again, executions
+        cdef bint left_open
         cdef int64_t times[4]
         cdef int64_t floor, now = now_ns()
         cdef int i
-        cdef uint32_t whole, count, how
-        cdef uint64_t place, senders, left
+        cdef uint32_t whole, count, how, stated = 0
+        cdef uint64_t place, senders, left, first
         if under_way is None:
             raise Violation(f"a result of batch {number}, which is not under way")
         batch = under_way.batch
         senders = len(batch.requests)
-        place = under_way.answered
+        place = first = under_way.answered
         left = senders - place
         self.block = under_way.block
         self.bodies = under_way.bodies
@@ -203,6 +196,8 @@ cdef class ServerSide(RingSender):
             times[i] = min(max(times[i], floor), now)
             floor = times[i]
         again = None
+        left_open = False
+        executions = None
         whole = read_u32(&self.reader)
         if whole == 1:
             text = read_text(&self.reader)
@@ -210,6 +205,7 @@ cdef class ServerSide(RingSender):
             batch.error = Internal(valid(text), reason=Reason.BACKEND)
         else:
             count = read_u32(&self.reader)
+            stated, whole = whole & STATED_TOO, whole & ~STATED_TOO
             if whole == 2 and 0 < count < left:
                 batch = part_of(under_way, count)
                 left = count
@@ -220,6 +216,7 @@ cdef class ServerSide(RingSender):
                 how = read_u32(&self.reader)
                 place += 1
                 if how == OPEN:
+                    left_open = True
                     if request.state != DONE:
                         self.open[number << REQUEST_BITS | (place - 1)] = request
                     if self.decoupled:
@@ -235,7 +232,12 @@ cdef class ServerSide(RingSender):
                 leave_out(request, response)
                 responses.append(response)
                 requests.append(request)
+            if stated:
+                executions = self.stated(number)
             self.finish()
+            if under_way.reported is not None:
+                executions, under_way.reported = under_way.reported + (executions or []), None
+            batch.executions = executions
             under_way.begun = times[3]
             times[3] = now_ns()  # the process says when it began to copy the outputs to where they are found here
             if len(requests) != len(batch.requests):
@@ -254,6 +256,11 @@ cdef class ServerSide(RingSender):
             for request in again:
                 self.host.reschedule(request)
         batch.deliver()
+        if batch.executions is None and (left_open or stated) and batch.count_execution:
+            self.measured_here(number, batch)
+        if stated:
+            for place in range(first, first + left):
+                self.await_report(number << REQUEST_BITS | place, under_way.batch.submitted[place])
         return 0
 
     cdef int sent(self, uint64_t id) except -1:
@@ -280,6 +287,8 @@ cdef class ServerSide(RingSender):
         leave_out(request, response)
         response.produced_ns = <int64_t>min(handed_over, <uint64_t>now_ns())
         complete(request, response, final)
+        if final:
+            self.await_report(id, request)
         if not final and not request.responder.wait_for_room(request, lambda: self.acknowledge(id, size)):
             self.acknowledge(id, size)
         return 0
@@ -294,16 +303,6 @@ cdef class ServerSide(RingSender):
                 self.passed[id] = size
                 return
         self.post(self.control, ACKNOWLEDGE, id, size)
-
-    cdef int reported(self, uint64_t place) except -1:
-        cdef uint32_t outcome = read_u32(&self.reader)
-        cdef uint64_t computing = read_u64(&self.reader), output = read_u64(&self.reader)
-        cdef uint64_t now = <uint64_t>now_ns()  # nothing takes longer than since the machine was started
-        self.finish()
-        if outcome > CANCELLED:
-            raise Violation(f"a response whose outcome is {outcome}")
-        self.host.response_measured(place, outcome, min(computing, now), min(output, now))
-        return 0
 
     cdef int called(self, uint64_t key) except -1:
         cdef InferRequest made = InferRequest.__new__(InferRequest)
@@ -378,6 +377,7 @@ cdef class ServerSide(RingSender):
         """The process is gone: what it had under way, as (batches, requests that senders had)."""
         cdef BatchUnderWay under_way
         self.close()
+        self.count_the_rest()
         batches = [under_way.batch for under_way in self.batches.values()]
         requests = list(self.open.values())
         self.batches, self.open, self.segments, self.passed = {}, {}, {}, {}

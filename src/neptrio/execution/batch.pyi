@@ -25,6 +25,7 @@ class Batch(WorkItem):
     close_reason: str
     oldest_wait_ns: int
     count_execution: bool
+    executions: list[tuple[int, ...]] | None
     fetching: bool
     copying: bool
     part: bool

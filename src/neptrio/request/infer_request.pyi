@@ -163,6 +163,7 @@ class InferRequest:
     input_bytes: int
     cache_hit: bool
     composing: bool
+    stated: Any
     failure: TritonError | None
     timing: bool | dict[str, int] | None
     def stamp(self, which: int, ns: int = 0) -> None: ...

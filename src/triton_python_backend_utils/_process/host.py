@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +42,7 @@ class ChildHost(_host.Host):
     def __init__(self, child: RingChild) -> None:
         super().__init__()
         self._child = child
+        self._begun: deque[tuple[int, int]] = deque(maxlen=64)  # executions: batch's number, when it was
 
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
         child = self._child
@@ -86,6 +89,25 @@ class ChildHost(_host.Host):
 
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
         self._child.end.report(place, outcome, computing_ns, output_ns)
+
+    def stated(self, request: tuple[int, ...]) -> None:
+        self._child.end.state([request], [])
+
+    def execution_begins(self) -> None:
+        self._begun.append((self._child.batch or 0, time.monotonic_ns()))
+
+    def execution_measured(self, execution: tuple[int, ...]) -> None:
+        self._child.end.state([], [self._of_batch(execution)])
+
+    def _of_batch(self, execution: tuple[int, ...]) -> tuple[int, ...]:
+        """An execution behind its batch's number: the last that had begun when it did. 0: nobody knows."""
+        for number, ns in reversed(self._begun):
+            if ns <= execution[1]:
+                return number, *execution
+        return 0, *execution
+
+    def stated_with_answers(self, requests: list[tuple[int, ...]], executions: list[tuple[int, ...]]) -> None:
+        self._child.end.stated = requests, [self._of_batch(each) for each in executions]
 
     def answer_first(self, count: int, responses: Any) -> None:
         self._child.answer_first(count, responses)

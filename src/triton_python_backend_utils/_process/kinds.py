@@ -14,12 +14,14 @@ One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longe
                  an error: text parameters, text message, u32 code
   result         u64 four times (began, inputs made, executed, outputs made), u32 whole,
                  whole = 1: text; else u32 answers, answers; whole = 2: of the first requests that have none, which
-                 were executed together, and another result of the batch follows
+                 were executed together, and another result of the batch follows; with STATED_TOO: stated, behind the answers
   send           u32 flags (FINAL, NULL), u64 bytes it counts, answer unless NULL
   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
                  u64 or text correlation, u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
   call response  u32 flags (FINAL, NULL), answer unless NULL
   sequence end   u32 is text, u64 or text correlation, text reason
+  stated         u32 requests, then u64 id, u32 how (SUCCEEDED, FAILED, LATER, RELEASED), for the first two u64 four times;
+                 u32 executions, then u64 the batch's number, u64 size, u64 four times
   report         u32 outcome (see Reported), u64 nanoseconds of its computation, u64 of its output
 
 This is the list: cext/rings/kinds.pxd is made of it (tools/gen_kinds.py), and a test compares the two.
@@ -45,6 +47,7 @@ TOOK = 19  # id: the call's key
 CALL_CANCEL = 20  # id: the call's key; length: 1 where its responses are not read any more
 DROPPED = 21  # id: the request's
 REPORT = 22  # the durations of a response, as the model reports them; id: its place among the responses of its request
+STATED = 23  # the statistics of requests and executions, as the model reports them
 # both ways, and between the engine and a front end
 RETURN = 24  # offset: of a message of the other side that nobody looks at any more
 
@@ -59,6 +62,8 @@ SUCCEEDED = 0
 FAILED = 1
 EMPTY = 2
 CANCELLED = 3
+LATER = 4  # of a request that is answered: a report may still come
+RELEASED = 5  # of one of which that was said: none comes
 
 # enum Place
 HERE = 0  # offset counts from where the message's tensors begin
@@ -81,6 +86,7 @@ PARENT = 512
 LABELLED = 1024  # the version is a text
 FINAL = 1
 NULL_RESPONSE = 2
+STATED_TOO = 4  # of a result's `whole`
 
 # enum
 KEEP_ABOVE = 16384  # bytes: a longer message is lent; no smaller tensor is named where it lies

@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tritonclient.http as http
+
+from tests.backends.compiled.asking import ONE, TEXT
+from tests.support.datatypes import TYPES
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
 
 HERE = Path(__file__).parent
 
@@ -43,3 +50,35 @@ def backends(probe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "probe").mkdir()
     shutil.copy(probe, folder / "probe" / probe.name)
     return folder
+
+
+@pytest.fixture(scope="package")
+def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "identity", 'backend: "probe"')
+    # whose meaning is the library's to know
+    theirs = 'parameters [ { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere" } }, '
+    theirs += '{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value: { string_value: "no" } } ] '
+    write_model(folder, "probe", TEXT + ONE + theirs)
+    write_model(folder, "batched", TEXT + ONE + "dynamic_batching { max_queue_delay_microseconds: 300000 }")
+    write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
+    state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
+    state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
+    write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")
+    every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
+    text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
+    write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
+    made = ServerProcess(
+        folder,
+        f"--backend-directory={backends}",
+        "--backend-config=probe,color=green",
+        "--backend-config=python,isolation=none",  # not of this one
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="package")
+def client(server: ServerProcess) -> Iterator[http.InferenceServerClient]:
+    with http.InferenceServerClient(server.http, concurrency=4) as made:
+        yield made

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "probe.h"
@@ -314,12 +313,6 @@ static void crash(const char* how) {
   for (;;) pause();
 }
 
-static uint64_t now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 /* ------------------------------------------------------------ what the server calls */
 
 error TRITONBACKEND_Initialize(object backend) {
@@ -410,6 +403,10 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       keep(request);
       continue;
     }
+    if (strncmp(what, "stated", 6) == 0) {
+      stated(instance, request, what + 6);
+      continue;
+    }
     if (strcmp(what, "again") == 0) {
       static int times;
       if (times++ < 2) {
@@ -458,15 +455,6 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       set_all(response, request);
       if (strcmp(what, "batch") == 0) fine(TRITONBACKEND_ResponseSetIntParameter(response, "batch", count_));
       fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
-      if (strcmp(what, "endless") == 0) {
-        fine(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, 1, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX));
-      }
-      if (strcmp(what, "statistics") == 0) {
-        uint64_t t = now();
-        while (now() < t + 9000) continue;
-        fine(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, true, t, t + 1, t + 2, t + 3));
-        fine(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, 1, t, t + 2000, t + 5001, t + 9000));
-      }
     }
     fine(TRITONBACKEND_RequestRelease(request, 1));
   }

@@ -11,3 +11,4 @@ extern object server;
 
 void call(object request, const char* model); /* calls.c */
 void measured(object instance, object request); /* statistics.c */
+void stated(object instance, object request, const char* what);

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.compiled.test_served import ONE, TEXT, asked, numbers
+from tests.backends.compiled.asking import ONE, TEXT, asked, numbers
 from tests.support.repository import write_model
 from tests.support.sanitizer import SANITIZED
 from tests.support.server import ServerProcess

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +14,12 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
+from tests.backends.compiled.asking import asked, numbers, text_of
 from tests.support.datatypes import TYPES
-from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-
-TEXT = (
-    'backend: "probe" max_batch_size: 8 input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ] output [ '
-)
-TEXT += '{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ] '
-ONE = "instance_group [ { count: 1 kind: KIND_CPU } ] "
-
-
-@pytest.fixture(scope="module")
-def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "identity", 'backend: "probe"')
-    # whose meaning is the library's to know
-    theirs = 'parameters [ { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere" } }, '
-    theirs += '{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value: { string_value: "no" } } ] '
-    write_model(folder, "probe", TEXT + ONE + theirs)
-    write_model(folder, "batched", TEXT + ONE + "dynamic_batching { max_queue_delay_microseconds: 300000 }")
-    write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
-    state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
-    state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
-    write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")
-    every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
-    text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
-    write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
-    made = ServerProcess(
-        folder,
-        f"--backend-directory={backends}",
-        "--backend-config=probe,color=green",
-        "--backend-config=python,isolation=none",  # not of this one
-    )
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[http.InferenceServerClient]:
-    with http.InferenceServerClient(server.http, concurrency=4) as made:
-        yield made
-
-
-def numbers(*values: int, name: str = "IN") -> http.InferInput:
-    array = np.array([values], np.int32)
-    made = http.InferInput(name, list(array.shape), "INT32")
-    made.set_data_from_numpy(array)
-    return made
-
-
-def asked(client: Any, what: str, model: str = "probe", **more: Any) -> Any:
-    return client.infer(model, [numbers(5)], parameters={"do": what}, **more)
-
-
-def text_of(client: Any, what: str, **more: Any) -> str:
-    return str(asked(client, what, **more).as_numpy("TEXT")[0, 0].decode())
 
 
 def test_what_a_configuration_leaves_out_the_backend_completes(client: Any) -> None:
@@ -187,12 +133,6 @@ def test_a_request_keeps_its_inputs_until_it_is_released(client: Any) -> None:
     assert large(555, "look at kept") == 111
 
 
-def test_times_that_cannot_be_harm_nobody(client: Any, server: ServerProcess) -> None:
-    asked(client, "endless")
-    assert asked(client, "").as_numpy("OUT").tolist() == [[5]]
-    assert "exited" not in server.log()
-
-
 def test_what_is_called_wrongly_is_an_error_and_harms_nobody(client: Any, server: ServerProcess) -> None:
     with pytest.raises(InferenceServerException, match="as it should"):
         asked(client, "wrongly")
@@ -242,38 +182,6 @@ def test_metrics_of_its_own(client: Any, server: ServerProcess) -> None:
     assert [text_of(client, "count") for _ in range(2)] == ["2", "4"]
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         assert 'probe_total{model="probe"} 4' in page.read().decode()
-
-
-def test_statistics_are_those_that_the_backend_reports(client: Any) -> None:
-    before = client.get_inference_statistics("probe", "1")["model_stats"][0]["inference_stats"]
-    asked(client, "statistics")
-    after = client.get_inference_statistics("probe", "1")["model_stats"][0]["inference_stats"]
-    assert after["compute_infer"]["ns"] - before["compute_infer"]["ns"] == 3001
-
-
-def test_statistics_of_responses_are_those_that_the_backend_reports(client: Any) -> None:
-    assert client.get_inference_statistics("batched")["model_stats"][0]["response_stats"] == {}
-    texts = [text_of(client, "measured", model="batched") for _ in range(2)]
-    order = "3 TRITONBACKEND_ModelInstanceReportResponseStatistics: response start, compute output start and response end"
-    for text in texts:
-        assert [part.startswith(order) for part in text.split("|")] == [True, True, False]
-        assert "a model instance or a response factory" in text.split("|")[2]
-    found = client.get_inference_statistics("batched")["model_stats"][0]["response_stats"]
-    reported: list[dict[str, int]] = [
-        {"compute_infer": 1000, "compute_output": 2000, "success": 3000},
-        {"compute_infer": 500, "empty_response": 500},
-        {"compute_infer": 700, "fail": 700},
-        {"compute_infer": 10, "compute_output": 20, "fail": 30},
-        {"cancel": 50},
-    ]
-    none = {"count": 0, "ns": 0}
-    assert found == {
-        str(i): {
-            name: {"count": 2, "ns": 2 * row[name]} if name in row else none
-            for name in ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
-        }
-        for i, row in enumerate(reported)
-    }
 
 
 def test_it_calls_models_of_the_server(client: Any) -> None:

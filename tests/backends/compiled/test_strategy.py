@@ -13,8 +13,8 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
+from tests.backends.compiled.asking import ONE, TEXT, numbers
 from tests.backends.compiled.conftest import compiled
-from tests.backends.compiled.test_served import ONE, TEXT, numbers
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until

@@ -1,17 +1,14 @@
 # The types of cext/backends/python/ring_server.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
-from neptrio.backends.python.ring_sender import RingSender
+from neptrio.backends.python.ring_reports import ReportedSide
 from neptrio.execution.batch import Batch
-from neptrio.request.infer_request import InferRequest
 from neptrio.rings.ring import Segment
 
 class OnCancel:
     def __call__(self) -> None: ...
 
-class ServerSide(RingSender):
-    @property
-    def open(self) -> dict[int, InferRequest]: ...
+class ServerSide(ReportedSide):
     @property
     def answers(self) -> bool: ...
     def __init__(self, segment: Segment, layout: Any, host: Any, decoupled: bool) -> None: ...

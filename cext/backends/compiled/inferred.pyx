@@ -1,0 +1,125 @@
+"""Requests that a backend makes to models of the server.
+
+Rules: those of host.pyx. A call is known to the library by a number.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from neptrio.backends.compiled.asked cimport failure, unheard
+from neptrio.backends.compiled.interface cimport *
+from neptrio.backends.compiled.shapes cimport *
+
+import threading
+
+from triton_python_backend_utils._request import InferenceRequest, InferenceTrace
+
+
+cdef class Inferring:
+    """Who is asked, and the calls under way by number."""
+
+    cdef object asked        # the Host of triton_python_backend_utils
+    cdef dict calls
+
+
+cdef Inferring running = None
+cdef const compiled_library* library = NULL
+
+
+cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept with gil:
+    cdef uint32_t i
+    cdef const compiled_tensor* at
+    cdef LentBytes memory
+    try:
+        tensors = []
+        for i in range(call.input_count):
+            at = &call.inputs[i]
+            memory = LentBytes.__new__(LentBytes)
+            memory.data, memory.size = at.data, at.size
+            tensors.append(tensor_over(said(at.name), at.datatype, at.shape, at.dims, memory, at.data, at.size))
+        request = InferenceRequest(
+            said(call.id),
+            call.correlation if call.correlation_text == NULL else said(call.correlation_text),
+            tensors,
+            [said(call.outputs[i]) for i in range(call.output_count)],
+            said(call.model),
+            call.version,
+            call.flags,
+            call.timeout_us,
+            None,
+            InferenceTrace(call.trace_key) if call.trace_key else None,
+            values_of(call.parameters, call.parameter_count) or None,
+        )
+        running.calls[call.call] = made = Called(call.call)
+        made.begin(running.asked, request)
+        return COMPILED_FINE
+    except BaseException as error:
+        running.calls.pop(call.call, None)
+        return failure(error, text, room)
+
+cdef void on_cancel_call(uint64_t call) noexcept with gil:
+    try:
+        made = running.calls.get(call)
+        if made is not None:
+            made.cancel()
+    except BaseException as error:
+        unheard("a request of the backend was not cancelled", error)
+
+
+class Called:
+    """A request that the backend has made. Its responses come on the second thread, perhaps before begin() has returned."""
+
+    def __init__(self, number):
+        self.number = number
+        self.handle = None
+        self.early = []
+        self.lock = threading.Lock()
+
+    def begin(self, asked, request):
+        handle = asked.infer(request, True, self.deliver, False)
+        with self.lock:
+            self.handle = handle
+            early, self.early = self.early, []
+        for response in early:
+            handle.took(response)
+
+    def cancel(self):
+        with self.lock:
+            handle = self.handle
+        if handle is not None:
+            handle.cancel()
+
+    def deliver(self, response, final):
+        cdef Room room = Room()
+        cdef compiled_response given
+        cdef uint64_t number = self.number
+        cdef bint last = final
+        cdef bint null = response is None
+        if not null:
+            error = response._error
+            parameters = response._parameters or {}
+            given.code, given.error = COMPILED_FINE, NULL
+            if error is not None:
+                given.code, given.error = int(error._code), room.text(error._message)
+            given.flags, given.null = 0, 0
+            given.outputs, given.output_count = room.tensors(response._tensors), len(response._tensors)
+            given.parameters, given.parameter_count = room.parameters(parameters), len(parameters)
+        if final:
+            running.calls.pop(self.number, None)
+        with nogil:
+            library.deliver(number, NULL if null else &given, last)
+        if not null or last:  # the end counts as a response of the call, too
+            with self.lock:
+                handle = self.handle
+                if handle is None:
+                    self.early.append(response)
+            if handle is not None:
+                handle.took(response)
+
+
+cdef int infers(compiled_host* functions, const compiled_library* opened, asked) except -1:
+    """Fills in the functions of this module; `asked` makes the requests, and `opened` is given their responses."""
+    global running, library
+    running = Inferring.__new__(Inferring)
+    running.asked, running.calls = asked, {}
+    library = opened
+    functions.infer, functions.cancel_call = on_infer, on_cancel_call
+    return 0

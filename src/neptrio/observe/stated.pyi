@@ -1,0 +1,9 @@
+# The types of cext/observe/stated.pyx, which says what everything does; written by tools/make_stubs.py.
+from collections.abc import Sequence
+
+class Stated:
+    how: int
+    def __init__(self, how: int, times: Sequence[int] | None = None) -> None: ...
+    def set(self, times: Sequence[int] | None) -> None: ...
+    @property
+    def awaited(self) -> bool: ...
