@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from neptrio.request.infer_request cimport InferRequest, InferResponse
+from neptrio.observe.activities cimport Activities
 from neptrio.observe.trace_block cimport Record, TraceBlock
 from neptrio.observe.trace_scope cimport Sampling
 from neptrio.observe.traced_tensors cimport TracedTensors
@@ -18,6 +19,7 @@ cdef class Trace:
     cdef Record record               # its timestamps are set when it is closed
     cdef readonly Trace root         # the root of a part; None in a root itself  # type: Trace | None
     cdef readonly str error  # type: str | None
+    cdef Activities own_points       # that the model has reported, None = none
     cdef readonly TracedTensors tensors  # None = none are traced  # type: TracedTensors | None
     cdef readonly dict parameters    # of a client's request whose tensors are traced  # type: dict[str, Any] | None
     cdef int answers                 # number of answers with outputs
@@ -51,6 +53,7 @@ cdef class Trace:
     cdef public object remote        # the observe.propagation.Asked with the parent's span, or None  # type: Asked | None
     cdef Trace top(self)
     cdef bint copying(self)
+    cdef int activity(self, str name, int64_t ns) except -1
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
     cdef object settle(self)

@@ -59,6 +59,7 @@ from neptrio.request.infer_request cimport (
     Responder,
     now_ns,
 )
+from neptrio.observe.activities cimport Activities
 from neptrio.observe.counters cimport ModelCounters
 from neptrio.observe.trace_block cimport (
     PLAIN,
@@ -177,6 +178,20 @@ cdef class Trace:
         """Nobody will read them."""
         if self.tensors is not None:
             self.tensors.drop()
+
+    cdef int activity(self, str name, int64_t ns) except -1:
+        """The model reports a point in time of its own."""
+        if self.request is None or not self.record.timed:  # rule 4
+            return 0
+        if self.own_points is None:
+            self.own_points = Activities.__new__(Activities)
+        return self.own_points.add(name, ns)
+
+    @property
+    def reported(self) -> list:
+        # type: () -> list[tuple[int, str]]
+        """[(nanoseconds, name)] of what the model has reported, in that order."""
+        return [] if self.own_points is None else [row[:2] for row in self.own_points.rows]
 
     cdef object answering(self, InferResponse response, bint final, int64_t now):
         """The request is about to be answered. Called by complete() before it calls the responder.
@@ -433,6 +448,8 @@ cdef class Trace:
         self.record.more = len(self.more) if self.more is not None else 0
         self.record.head = PyBytes_GET_SIZE(self.head)
         self.record.rest = PyBytes_GET_SIZE(self.rest)
+        if self.own_points is not None:
+            self.record.reported, self.record.names = len(self.own_points.rows), self.own_points.bytes
         return record_size(&self.record)
 
     cdef char* pack(self, char* at, char* end) except NULL:
@@ -449,6 +466,10 @@ cdef class Trace:
                 more[0], more[1], more[2] = one
                 more += 3
             at = <char*>more
+        if self.own_points is not None:
+            more = <int64_t*>at
+            at = <char*>(more + 2 * self.record.reported)
+            self.own_points.pack(more, at + self.record.head + self.record.rest)
         memcpy(at, PyBytes_AS_STRING(self.head), self.record.head)
         memcpy(at + self.record.head, PyBytes_AS_STRING(self.rest), self.record.rest)
         return behind
@@ -477,20 +498,20 @@ cdef class Trace:
     @property
     def times(self) -> list:
         # type: () -> list[tuple[int, str]]
-        """[(nanoseconds, name)] in time order; [] when timestamps are not traced."""
+        """[(nanoseconds, name)] in time order, without what the model has reported; [] when timestamps are not traced."""
         cdef Py_ssize_t n, i
         cdef Point* points
         cdef char* copy
         if not self.record.timed:
             return []
         copy = <char*>malloc(self.size())
-        points = <Point*>malloc((PLAIN + 1 + 3 * self.record.more) * sizeof(Point))
+        points = <Point*>malloc((PLAIN + 1 + 3 * self.record.more + self.record.reported) * sizeof(Point))
         try:
             if copy == NULL or points == NULL:
                 raise MemoryError()
             self.pack(copy, copy + self.size())
             n = collect(<Record*>copy, <int64_t*>(copy + sizeof(Record)), points)
-            return [(points[i].ns, TEXTS[points[i].name]) for i in range(n)]
+            return [(points[i].ns, TEXTS[points[i].name]) for i in range(n) if points[i].name < <int>len(TEXTS)]
         finally:
             free(points)
             free(copy)

@@ -7,9 +7,9 @@ from neptrio.request.infer_request cimport TIMESTAMP_COUNT
 
 cdef struct Point:
     int64_t ns
-    int name            # index into TEXTS
+    int name            # index into TEXTS; behind these, of a point that the model has reported
 
-cdef struct Record:     # in a block, the data whose sizes are its last three members follows it
+cdef struct Record:     # in a block, the data whose sizes are its last five members follows it: points, then texts
     int64_t id
     int64_t parent      # 0 = it is a root
     int64_t timestamps[TIMESTAMP_COUNT]
@@ -22,7 +22,9 @@ cdef struct Record:     # in a block, the data whose sizes are its last three me
     bint timed
     int32_t more        # further responses: three int64 each (made, send start, send end)
     int32_t head        # bytes of the object before its id
+    int32_t reported    # points that the model has reported: two int64 each (when, where its text begins behind the others)
     int32_t rest        # bytes of the object between its ids and its timestamps
+    int32_t names       # bytes of the texts of reported points
 
 cdef enum:
     PLAIN = 16          # most points of a record with one response

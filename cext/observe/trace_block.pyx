@@ -80,11 +80,12 @@ for _i in range(100):
 
 
 cdef Py_ssize_t record_size(const Record* record) noexcept nogil:
-    return (sizeof(Record) + 24 * record.more + record.head + record.rest + 7) & ~7
+    return (sizeof(Record) + 24 * record.more + 16 * record.reported + record.head + record.rest + record.names + 7) & ~7
 
 
 cdef Py_ssize_t text_room(const Record* record) noexcept nogil:
-    return OBJECT_BYTES + record.head + record.rest + (PLAIN + 3 * record.more) * POINT_BYTES
+    return (OBJECT_BYTES + record.head + record.rest + record.names
+            + (PLAIN + 3 * record.more + record.reported) * POINT_BYTES)
 
 
 cdef class TraceBlock:
@@ -180,7 +181,7 @@ cdef int write_text(Records* records, Sink* sink) noexcept nogil:
 
 
 cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept nogil:
-    """Sorts the points by time; there is room for PLAIN and for three per further response."""
+    """Sorts the points by time; there is room for PLAIN, for three per further response and for the reported ones."""
     cdef int n = 0, i, j
     cdef int64_t* s = <int64_t*>r.timestamps
     cdef Point p
@@ -202,6 +203,8 @@ cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept n
         n = answer(r, points, n, r.made, r.send_start, r.send_end)
     for i in range(r.more):
         n = answer(r, points, n, more[3 * i], more[3 * i + 1], more[3 * i + 2])
+    for i in range(r.reported):
+        n = put(points, n, more[3 * r.more + 2 * i], NAMES + i)
     for i in range(1, n):  # insertion sort, as they are nearly sorted
         if points[i].ns >= points[i - 1].ns:
             continue
@@ -233,7 +236,10 @@ cdef char* render(const Record* r, char* at, char* end) noexcept nogil:
     cdef Point plain[PLAIN + 1]  # one more than PLAIN, because put() writes before it counts
     cdef Point* points = plain
     cdef const int64_t* more = <const int64_t*>(<const char*>r + sizeof(Record))
-    cdef const char* texts = <const char*>(more + 3 * r.more)
+    cdef const int64_t* own = more + 3 * r.more    # reported points
+    cdef const char* texts = <const char*>(own + 2 * r.reported)
+    cdef const char* names = texts + r.head + r.rest
+    cdef int64_t first, last
     cdef uint64_t ns, upper, lower
     cdef uint64_t seen = 0          # the upper digits of the previous number, and their text
     cdef char digits[24]
@@ -243,8 +249,8 @@ cdef char* render(const Record* r, char* at, char* end) noexcept nogil:
         at = number(add_text(at, end, b',"parent_id":', 13), end, r.parent)
     at = add_text(at, end, texts + r.head, r.rest)
     if r.timed:
-        if r.more:
-            points = <Point*>malloc((PLAIN + 1 + 3 * r.more) * sizeof(Point))
+        if r.more or r.reported:
+            points = <Point*>malloc((PLAIN + 1 + 3 * r.more + r.reported) * sizeof(Point))
             if points == NULL:
                 return NULL
         n = collect(r, more, points)
@@ -254,8 +260,16 @@ cdef char* render(const Record* r, char* at, char* end) noexcept nogil:
             if end - at < POINT_BYTES:      # compared once for all that a point writes
                 at = end
                 break
-            memcpy(at, HEADS[points[i].name], HEAD_BYTES)
-            at += HEAD_SIZES[points[i].name]
+            if points[i].name < NAMES:
+                memcpy(at, HEADS[points[i].name], HEAD_BYTES)
+                at += HEAD_SIZES[points[i].name]
+            else:
+                first = own[2 * (points[i].name - NAMES) + 1]
+                last = own[2 * (points[i].name - NAMES) + 3] if points[i].name - NAMES + 1 < r.reported else r.names
+                at = add_text(at, end, names + first, last - first)
+                if end - at < POINT_BYTES:
+                    at = end
+                    break
             ns = <uint64_t>points[i].ns
             upper = ns // 100000000
             if upper:  # mostly the same as in the previous point

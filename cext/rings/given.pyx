@@ -104,7 +104,6 @@ cdef class GivenReader:
         cdef Reader reader = reader_of(message)
         cdef uint32_t i, j, n, inputs, extra, flags, count
         cdef list made = [], names, wanted
-        cdef str context
         n = read_u32(&reader)
         for i in range(n):
             request = InferenceRequest.__new__(InferenceRequest)
@@ -116,7 +115,11 @@ cdef class GivenReader:
             else:
                 request._correlation_id = read_u64(&reader)
             request._request_id = read_text(&reader)
-            context = read_text(&reader) if flags & CONTEXT else None
+            trace = InferenceTrace(number << REQUEST_BITS | i) if flags & TRACED else None
+            if trace is not None:
+                trace._id, trace._parent = read_u64(&reader), read_u64(&reader)
+            if flags & CONTEXT:
+                trace._context = read_text(&reader)
             request._parameters = _loads(read_text(&reader)) if flags & PARAMETERS else None
             wanted = None
             if flags & NAMES:
@@ -128,7 +131,7 @@ cdef class GivenReader:
                 names = self.output_names[:]
             request._requested_output_names = names
             id = number << REQUEST_BITS | i
-            request._trace = InferenceTrace(id, context) if flags & TRACED else None
+            request._trace = trace
             request._flags = flags & (START | END)
             request._model_name = self.model_name
             request._model_version = self.model_version

@@ -324,6 +324,13 @@ cdef class ModelSide(GivenReader):
         writer.u64(output_ns)
         self.send(REPORT, place, writer, None)
 
+    def activity(self, uint64_t id, int64_t ns, str name):
+        """Sends a point in time of a request's trace."""
+        cdef MessageWriter writer = self.checkout()
+        writer.u64(ns)
+        writer.text(name)
+        self.send(ACTIVITY, id, writer, None)
+
     def state(self, list requests, list executions):
         """Sends statistics as the model reports them: see Host.stated() and Host.execution_measured()."""
         cdef MessageWriter writer = self.checkout()

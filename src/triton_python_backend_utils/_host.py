@@ -79,6 +79,9 @@ class Host:
         """Tells the server the durations of a response, which is the `place`th of its request. Who does so once counts all
         responses of the model; `outcome` is one of kinds.py."""
 
+    def activity_reported(self, key: int, ns: int, name: str) -> None:
+        """Tells the server a point in time of the trace of the request with that id."""
+
     def stated(self, request: tuple[int, ...]) -> None:
         """Tells the server the statistics of a request, as (its id, how, four times) or (its id, how); `how` is one of kinds.py."""
 

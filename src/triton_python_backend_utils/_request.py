@@ -78,11 +78,12 @@ class InferenceTrace:
     """A request's trace. Requests to other models that get it become part of the same trace; that of a request which is
     not traced says nothing."""
 
-    __slots__ = ("_context", "_key")
+    __slots__ = ("_context", "_id", "_key", "_parent")
 
     def __init__(self, key: Any = None, context: str | None = None) -> None:
         self._key = key
         self._context = context
+        self._id = self._parent = 0  # as the trace file has them; for models in processes of their own
 
     def get_context(self) -> str | None:
         """The W3C trace context of the request, None when it is not traced with OpenTelemetry."""

@@ -231,6 +231,7 @@ def test_a_result_that_cannot_be(body: bytes, reason: str) -> None:
     [
         (kinds.REPORT, struct.pack("<IQQ", 4, 1, 1), "a response whose outcome is 4"),
         (kinds.REPORT, struct.pack("<IQ", 0, 1), "ends too early"),
+        (kinds.ACTIVITY, struct.pack("<QI", 1, 9), "ends too early"),
         (kinds.STATED, struct.pack("<IQI", 1, 1, 2), "a request whose outcome is 2"),
         (kinds.STATED, struct.pack("<IQIQ", 1, 1, 0, 5), "ends too early"),
         (kinds.STATED, struct.pack("<I", 2**31), "ends too early"),

@@ -154,8 +154,12 @@ std::shared_ptr<Request> request_of(const compiled_request& given) {
   if (given.traced) {
     made->trace = std::make_shared<Trace>();
     made->trace->key = given.key;
-    made->trace->has_context = given.context != nullptr;
-    made->trace->context = text_of(given.context);
+    made->trace->id = given.trace;
+    made->trace->parent = given.trace_parent;
+    made->trace->model = driven.model->name;
+    made->trace->version = int64_t(driven.model->version);
+    made->trace->request = made->id;
+    made->trace->contexts.push_back(text_of(given.context));
     add(made->trace);
   }
   add(made);

@@ -210,6 +210,8 @@ cdef class Host:
             given.correlation = id
         given.flags, given.timeout_us = request._flags, request._timeout
         given.traced, given.context = trace is not None, NULL
+        if trace is not None:
+            given.trace, given.trace_parent = trace._id, trace._parent
         if trace is not None and trace._context is not None:
             given.context = room.text(trace._context)
         given.inputs, given.input_count = room.tensors(request._inputs), len(request._inputs)
@@ -347,6 +349,12 @@ cdef void on_stated(uint64_t key, const compiled_stated* stated) noexcept with g
     except BaseException as error:
         unheard("the statistics of a request were not told", error)
 
+cdef void on_activity(uint64_t key, uint64_t ns, const char* name) noexcept with gil:
+    try:
+        running.asked.activity_reported(key, min(ns, MOST_TIME), said(name))
+    except BaseException as error:
+        unheard("an activity of a trace was not told", error)
+
 cdef void on_executed(const compiled_execution* execution) noexcept with gil:
     try:
         running.asked.execution_measured((min(execution.size, MOST_TIME), *times_of(&execution.times)))
@@ -420,7 +428,7 @@ cdef int open_library(asked) except -1:
     functions.respond, functions.released, functions.forgotten = on_respond, on_released, on_forgotten
     functions.cancelled, functions.allocate, functions.unused = on_cancelled, on_allocate, on_unused
     functions.shared_above = KEEP_ABOVE
-    functions.stated, functions.executed = on_stated, on_executed
+    functions.stated, functions.executed, functions.activity = on_stated, on_executed, on_activity
     infers(&functions, library, asked)
     asks(&functions, asked)
     library.hosted(&functions)

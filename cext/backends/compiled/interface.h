@@ -47,6 +47,7 @@ struct compiled_request {
   uint32_t flags;
   uint64_t timeout_us;
   int traced;
+  uint64_t trace, trace_parent; /* ids */
   const char* context; /* of the trace, NULL for none */
   struct compiled_tensor* inputs;
   uint32_t input_count;
@@ -140,6 +141,7 @@ struct compiled_host {
   /* nothing is left that could answer it; `stated` is what was reported of it */
   void (*forgotten)(uint64_t key, const struct compiled_stated* stated);
   void (*stated)(uint64_t key, const struct compiled_stated* stated); /* of a request whose last response has gone */
+  void (*activity)(uint64_t key, uint64_t ns, const char* name); /* of a request's trace */
   void (*executed)(const struct compiled_execution* execution);       /* reported while nothing is executed */
   int (*cancelled)(uint64_t key);
   /* memory that a response can carry as it is; NULL where there is none, and the library takes its own. It is asked for more

@@ -31,6 +31,8 @@ cdef extern from "interface.h":
         uint32_t flags
         uint64_t timeout_us
         int traced
+        uint64_t trace
+        uint64_t trace_parent
         const char* context
         compiled_tensor* inputs
         uint32_t input_count
@@ -113,6 +115,7 @@ cdef extern from "interface.h":
         void (*released)(uint64_t) noexcept with gil
         void (*forgotten)(uint64_t, const compiled_stated*) noexcept with gil
         void (*stated)(uint64_t, const compiled_stated*) noexcept with gil
+        void (*activity)(uint64_t, uint64_t, const char*) noexcept with gil
         void (*executed)(const compiled_execution*) noexcept with gil
         int (*cancelled)(uint64_t) noexcept with gil
         size_t shared_above

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -225,10 +226,12 @@ struct State : Object {
 struct Trace : Object {
   static constexpr Kind KIND = Kind::TRACE;
   Trace() : Object(KIND) {}
-  uint64_t key = 0;
-  bool has_context = false;
-  std::string context;
-  bool kept = true;
+  uint64_t key = 0, id = 0, parent = 0;
+  bool kept = true;  // the request's; else a child, which has no id before its request begins
+  int64_t version = -1;
+  std::string model, request;
+  std::mutex lock;  // of the contexts
+  std::list<std::string> contexts;  // the last is the trace's; those before it may still be looked at
 };
 
 struct Request : Object {

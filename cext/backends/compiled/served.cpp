@@ -1,4 +1,4 @@
-// What backends ask of the server, and what they read of the responses to their requests and of traces.
+// What backends ask of the server, and what they read of the responses to their requests.
 #include "calls.h"
 
 using namespace compiled;
@@ -143,50 +143,4 @@ API Failed TRITONSERVER_ServerUnloadModelAndDependents(Handle server, const char
   if (model == nullptr) return missing(__func__, "the model's name");
   char text[4096] = "";
   return from_host(host.unload(model, 1, text, sizeof text), text);
-}
-
-// ---------------------------------------------------------------- traces
-
-API Failed TRITONSERVER_InferenceTraceContext(Handle trace, const char** context) {
-  FOUND(Trace, found, trace);
-  GIVEN(context);
-  *context = found->has_context ? found->context.c_str() : "";
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceTraceSpawnChildTrace(Handle trace, Handle* child) {
-  FOUND(Trace, found, trace);
-  GIVEN(child);
-  const auto made = std::make_shared<Trace>();
-  made->key = found->key;
-  made->has_context = found->has_context;
-  made->context = found->context;
-  made->kept = false;
-  *child = add(made);
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceTraceDelete(Handle trace) {
-  const auto found = find<Trace>(trace);
-  if (found && found->kept) return fail(INVALID_ARG, std::string(__func__) + ": the trace belongs to the request");
-  return take<Trace>(trace) ? nullptr : missing(__func__, "Trace handle");
-}
-
-API const char* TRITONSERVER_InferenceTraceLevelString(int level) {
-  switch (level) {
-    case 0: return "DISABLED";
-    case 1: return "MIN";
-    case 2: return "MAX";
-    case 4: return "TIMESTAMPS";
-    case 8: return "TENSORS";
-    default: return "<unknown>";
-  }
-}
-
-API const char* TRITONSERVER_InferenceTraceActivityString(int activity) {
-  static const char* const NAMES[] = {"REQUEST_START",      "QUEUE_START", "COMPUTE_START",
-                                      "COMPUTE_INPUT_END",  "COMPUTE_OUTPUT_START",
-                                      "COMPUTE_END",        "REQUEST_END", "TENSOR_QUEUE_INPUT",
-                                      "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT", "CUSTOM_ACTIVITY"};
-  return activity >= 0 && activity <= 10 ? NAMES[activity] : "<unknown>";
 }

@@ -17,4 +17,5 @@ cdef class ReportedSide(RingSender):
     cdef int measured_here(self, uint64_t number, Batch batch) except -1
     cdef list stated(self, uint64_t number)
     cdef int executed_before(self, uint64_t number, tuple row) except -1
+    cdef int activity(self, uint64_t id) except -1
     cdef int reported(self, uint64_t place) except -1

@@ -12,12 +12,16 @@ from neptrio.backends.python.ring_sender cimport BatchUnderWay, RingSender
 from neptrio.execution.batch cimport Batch
 from neptrio.observe.counters cimport ModelCounters
 from neptrio.observe.stated cimport Stated
+from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport DONE, InferRequest, now_ns
 from neptrio.rings.kinds cimport *
-from neptrio.rings.packet cimport Reader, read_u32, read_u64
+from neptrio.rings.packet cimport Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Segment
 
+from neptrio.foreign import valid
 from neptrio.rings.message import Violation
+
+cdef uint64_t MOST_TIME = (1 << 62) - 1
 
 cdef enum:
     MOST_UNCOUNTED = 65536
@@ -124,6 +128,16 @@ cdef class ReportedSide(RingSender):
                 under_way.reported = []
             if len(under_way.reported) < MOST_EARLY:
                 under_way.reported.append(row)
+        return 0
+
+    cdef int activity(self, uint64_t id) except -1:
+        """Reads a point in time of a request's trace."""
+        cdef uint64_t ns = read_u64(&self.reader)
+        cdef InferRequest request = self.find(id)
+        name = read_text(&self.reader)
+        self.finish()
+        if request is not None and request.trace is not None:
+            (<Trace>request.trace).activity(valid(name), <int64_t>min(ns, MOST_TIME))
         return 0
 
     cdef int reported(self, uint64_t place) except -1:

@@ -15,6 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from neptrio.backends.python.ring_reader cimport AnswerReader
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport WorkItem
+from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport DT_BYTES, InferRequest, InferResponse, RequestedOutput, Tensor, element_size, now_ns
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.kinds cimport *
@@ -174,6 +175,7 @@ cdef class RingSender(AnswerReader):
     cdef int pack_request(self, MessageWriter writer, InferRequest request, BatchUnderWay under_way) except -1:
         cdef Tensor tensor
         cdef RequestedOutput output
+        cdef Trace trace
         cdef uint32_t flags = 0
         cdef object context = None, state
         if request.sequence_start:
@@ -199,6 +201,10 @@ cdef class RingSender(AnswerReader):
         else:
             writer.u64(request.sequence_id)
         writer.text(request.id)
+        if flags & TRACED:
+            trace = request.trace
+            writer.u64(<uint64_t>trace.record.id)
+            writer.u64(<uint64_t>trace.record.parent)
         if context is not None:
             writer.text(context)
         if flags & PARAMETERS:

@@ -143,6 +143,8 @@ cdef class ServerSide(ReportedSide):
                 self.host.call_cancelled(entry.id, entry.length != 0)
             elif kind == REPORT:
                 self.reported(entry.id)
+            elif kind == ACTIVITY:
+                self.activity(entry.id)
             elif kind == STATED:
                 self.stated(0)
                 self.finish()

@@ -7,6 +7,7 @@ of them, with the ids that were drawn when the requests were sampled.
     InferRequest            the request at its transport: events HTTP_*, GRPC_*, INFER_RESPONSE_COMPLETE
       MODEL                 REQUEST_START, QUEUE_START, REQUEST_END; attributes triton.*
         compute             COMPUTE_*; absent for ensembles, cache hits and requests that never executed
+        NAME                from NAME_START to NAME_END, as the model reports activities; other names are events
         MODEL               ensemble steps and calls by Python models
 
 Rules:
@@ -216,9 +217,10 @@ class SpanWriter:
             stages = [t for t in times[part] if not t[1].startswith(FRONT)]
             compute = [t for t in stages if t[1].startswith("COMPUTE_")]
             own = [t for t in stages if not t[1].startswith("COMPUTE_")]
+            reported, spans = self._reported(part, context, own[-1][0], offset)
             made.append(
                 self._span(
-                    name, context, contexts.get(part.parent, top), own, own[0][0], own[-1][0], part.error,
+                    name, context, contexts.get(part.parent, top), sorted(own + reported), own[0][0], own[-1][0], part.error,
                     attributes, part.span,
                 )
             )  # fmt: skip
@@ -227,7 +229,32 @@ class SpanWriter:
                 made.append(
                     self._span("compute", inner, context, compute, compute[0][0], compute[-1][0], part.error)
                 )
+            made += spans
         return made
+
+    def _reported(
+        self, part: Any, context: Any, end: int, offset: int
+    ) -> tuple[list[tuple[int, str]], list[ReadableSpan]]:
+        """What a model has reported of a part: events of its span, and spans below it. They nest in the order in which they were
+        reported; one that is not ended ends with the part."""
+        events: list[tuple[int, str]] = []
+        begun: list[tuple[str, Any, Any, list[tuple[int, str]]]] = []  # name, context, parent, events
+        made = []
+        for ns, name in part.reported:
+            ns += offset
+            if name.endswith("_START") and len(name) > len("_START"):
+                inner = span_context(part.group, getrandbits(64) or 1)
+                begun.append((name.removesuffix("_START"), inner, begun[-1][1] if begun else context, []))
+            (begun[-1][3] if begun else events).append((ns, name))
+            if name.endswith("_END") and len(name) > len("_END") and begun:
+                made.append(self._whole(begun.pop(), ns))
+        while begun:
+            made.append(self._whole(begun.pop(), end))
+        return events, made
+
+    def _whole(self, begun: tuple[str, Any, Any, list[tuple[int, str]]], end: int) -> ReadableSpan:
+        name, context, parent, times = begun
+        return self._span(name, context, parent, times, times[0][0], max(end, times[0][0]), "")
 
     def _span(
         self,

@@ -90,6 +90,9 @@ class ChildHost(_host.Host):
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
         self._child.end.report(place, outcome, computing_ns, output_ns)
 
+    def activity_reported(self, key: int, ns: int, name: str) -> None:
+        self._child.end.activity(key, ns, name)
+
     def stated(self, request: tuple[int, ...]) -> None:
         self._child.end.state([request], [])
 

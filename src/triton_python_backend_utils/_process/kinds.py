@@ -7,7 +7,7 @@ One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longe
 
   batch          u32 requests, then per request
                  u32 flags, u32 inputs, u64 timeout, u64 or text correlation, text id,
-                 [text trace context], [text parameters as JSON],
+                 [u64 its trace's id, u64 that one's parent, [text trace context]], [text parameters as JSON],
                  [u32 names, u32 of them that are only state, texts], inputs as tensors
   tensor         text name, u32 datatype, u32 dimensions, u64 each, u32 place, u64 offset, u64 bytes
   answer         u32 how (see Answer); a response: text parameters, u32 outputs, tensors;
@@ -22,6 +22,7 @@ One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longe
   sequence end   u32 is text, u64 or text correlation, text reason
   stated         u32 requests, then u64 id, u32 how (SUCCEEDED, FAILED, LATER, RELEASED), for the first two u64 four times;
                  u32 executions, then u64 the batch's number, u64 size, u64 four times
+  activity       u64 nanoseconds, text name
   report         u32 outcome (see Reported), u64 nanoseconds of its computation, u64 of its output
 
 This is the list: cext/rings/kinds.pxd is made of it (tools/gen_kinds.py), and a test compares the two.
@@ -48,6 +49,7 @@ CALL_CANCEL = 20  # id: the call's key; length: 1 where its responses are not re
 DROPPED = 21  # id: the request's
 REPORT = 22  # the durations of a response, as the model reports them; id: its place among the responses of its request
 STATED = 23  # the statistics of requests and executions, as the model reports them
+ACTIVITY = 25  # of a request's trace, as the model reports it; id: the request's
 # both ways, and between the engine and a front end
 RETURN = 24  # offset: of a message of the other side that nobody looks at any more
 

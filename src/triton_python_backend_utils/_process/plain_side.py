@@ -189,7 +189,10 @@ class PlainSide:
             flags, inputs, request._timeout = reader.unpack(REQUEST)
             request._correlation_id = reader.text() if flags & TEXT_ID else reader.u64()
             request._request_id = reader.text()
-            context = reader.text() if flags & CONTEXT else None
+            trace = InferenceTrace(number << REQUEST_BITS | place) if flags & TRACED else None
+            if trace is not None:
+                trace._id, trace._parent = reader.u64(), reader.u64()
+                trace._context = reader.text() if flags & CONTEXT else None
             request._parameters = json.loads(reader.text()) if flags & PARAMETERS else None
             wanted = None
             names = list(self._output_names)
@@ -199,7 +202,7 @@ class PlainSide:
                 names = wanted[: count - extra]
             request._requested_output_names = names
             id = number << REQUEST_BITS | place
-            request._trace = InferenceTrace(id, context) if flags & TRACED else None
+            request._trace = trace
             request._flags = flags & (START | END)
             request._model_name = self._model_name
             request._model_version = self._model_version

@@ -112,3 +112,15 @@ error TRITONBACKEND_StateNew(object* state, object request, const char* name, in
                              uint32_t dims);
 error TRITONBACKEND_StateBuffer(object state, void** buffer, uint64_t size, int* type, int64_t* id);
 error TRITONBACKEND_StateUpdate(object state);
+
+error TRITONBACKEND_RequestTrace(object request, object* trace);
+error TRITONSERVER_InferenceTraceId(object trace, uint64_t* id);
+error TRITONSERVER_InferenceTraceParentId(object trace, uint64_t* id);
+error TRITONSERVER_InferenceTraceModelName(object trace, const char** name);
+error TRITONSERVER_InferenceTraceModelVersion(object trace, int64_t* version);
+error TRITONSERVER_InferenceTraceRequestId(object trace, const char** id);
+error TRITONSERVER_InferenceTraceContext(object trace, const char** context);
+error TRITONSERVER_InferenceTraceSetContext(object trace, const char* context);
+error TRITONSERVER_InferenceTraceReportActivity(object trace, uint64_t ns, const char* name);
+error TRITONSERVER_InferenceTraceSpawnChildTrace(object trace, object* child);
+error TRITONSERVER_InferenceTraceDelete(object trace);

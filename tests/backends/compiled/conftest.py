@@ -53,7 +53,16 @@ def backends(probe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server writes traces of requests that ask for one."""
+    return tmp_path_factory.mktemp("traces") / "traces.json"
+
+
+@pytest.fixture(scope="package")
+def server(
+    backends: Path, trace_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server with models of the backend `probe`, for all tests here that do not need another."""
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "identity", 'backend: "probe"')
     # whose meaning is the library's to know
@@ -67,12 +76,18 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")
     every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
     text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
+    steps = 'ensemble_scheduling { step [ { model_name: "probe" model_version: -1 input_map { key: "IN" value: "IN" } '
+    steps += 'output_map { key: "TEXT" value: "TEXT" } } ] } platform: "ensemble" max_batch_size: 8 input [ { name: "IN" '
+    steps += 'data_type: TYPE_INT32 dims: [ -1 ] } ] output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]'
+    write_model(folder, "steps", steps)
     write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
     made = ServerProcess(
         folder,
         f"--backend-directory={backends}",
         "--backend-config=probe,color=green",
         "--backend-config=python,isolation=none",  # not of this one
+        f"--trace-config=triton,file={trace_file}",
+        "--trace-config=level=OFF",
     )
     yield made
     made.stop()

@@ -432,6 +432,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       call(request, what + 5);
     } else if (strcmp(what, "count") == 0) {
       count(request);
+    } else if (strncmp(what, "traced", 6) == 0) {
+      traced(request, what + 6);
     } else if (strcmp(what, "ask") == 0) {
       ask(request);
     } else if (strcmp(what, "look at kept") == 0) {

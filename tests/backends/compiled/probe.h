@@ -11,4 +11,5 @@ extern object server;
 
 void call(object request, const char* model); /* calls.c */
 void measured(object instance, object request); /* statistics.c */
+void traced(object request, const char* what); /* traces.c */
 void stated(object instance, object request, const char* what);

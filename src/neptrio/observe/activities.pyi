@@ -1,0 +1,3 @@
+# The types of cext/observe/activities.pyx, which says what everything does; written by tools/make_stubs.py.
+
+class Activities: ...
