@@ -50,6 +50,7 @@ from neptrio.service import Services, Verbs
 from neptrio.service.access_log import AccessLog
 from neptrio.service.audit import AuditLog
 from neptrio.service.connections import Connections
+from neptrio.service.described import described
 from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
@@ -196,6 +197,7 @@ class Server:
             doorbells=Doorbells(self.loop.poller),
             foreign_inputs=self._foreign_inputs,
             spans=self.tracer.options,
+            describe=lambda subject, name, version: described(self.verbs, subject, name, version),
             device_failed=self._device_failed,
         )
 

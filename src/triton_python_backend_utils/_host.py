@@ -59,6 +59,10 @@ class Host:
         """True when the model can be used now."""
         raise NotImplementedError
 
+    def described(self, subject: str, name: str, version: str) -> tuple[int, str]:
+        """What the server says of itself or of a model, see service.described: (-1, JSON) or (an error's number, its text)."""
+        raise NotImplementedError
+
     def is_model_decoupled(self, name: str, version: str) -> bool:
         """True when the model may answer a request several times. Raises TritonModelException for one that is not there."""
         raise NotImplementedError

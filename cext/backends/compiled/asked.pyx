@@ -15,6 +15,8 @@ import sys
 from triton_python_backend_utils._foreign import text_of
 
 MEMORY = ("CPU", "CPU_PINNED", "GPU")
+# as interface.h has them
+SUBJECTS = ("ready", "server", "metadata", "config", "statistics", "index", "ready index", "batching")
 
 
 cdef class Asking:
@@ -133,6 +135,19 @@ cdef int on_ready(const char* model, int64_t version, int* found, char* text, si
     except BaseException as error:
         return failure(error, text, room)
 
+cdef int on_describe(int subject, const char* model, int64_t version,
+                     void (*take)(void*, const char*, size_t) noexcept nogil, void* taker, char* text, size_t room) noexcept with gil:
+    cdef bytes told
+    try:
+        code, found = running.host.described(SUBJECTS[subject], said(model), "" if version < 0 else str(version))
+        if code >= 0:
+            return put(found, text, room, code)
+        told = found.encode()
+        take(taker, PyBytes_AS_STRING(told), len(told))
+        return COMPILED_FINE
+    except BaseException as error:
+        return failure(error, text, room)
+
 cdef int on_decoupled(const char* model, int64_t version, int* found, char* text, size_t room) noexcept with gil:
     try:
         found[0] = running.host.is_model_decoupled(said(model), "" if version < 0 else str(version))
@@ -150,5 +165,5 @@ cdef int asks(compiled_host* functions, host) except -1:
     functions.family, functions.metric, functions.change = on_family, on_metric, on_change
     functions.forget_metric = on_forget_metric
     functions.load, functions.unload = on_load, on_unload
-    functions.ready, functions.decoupled = on_ready, on_decoupled
+    functions.ready, functions.decoupled, functions.describe = on_ready, on_decoupled, on_describe
     return 0

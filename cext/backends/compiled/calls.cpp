@@ -63,6 +63,36 @@ static std::unordered_map<uint64_t, std::shared_ptr<Pending>>& pending() {
   return *made;
 }
 
+// Asks where the output is wanted, and has memory for it allocated there, unless that is a device's, which would need a copy.
+static int allocated(Allocator& allocator, void* with, CallOutput& output, std::string* error) {
+  int type = CPU;
+  int64_t id = 0;
+  if (allocator.query != nullptr) {
+    size_t size = output.tensor.size;
+    const int code = said(allocator.query(allocator.handle, with, output.tensor.name.c_str(), &size, &type, &id), error);
+    if (code != COMPILED_FINE) return code;
+    if (type != CPU && type != CPU_PINNED) type = CPU, id = 0;
+  }
+  return said(allocator.allocate(allocator.handle, output.tensor.name.c_str(), output.tensor.size, type, id, with,
+                                 &output.buffer, &output.with, &output.type, &output.id), error);
+}
+
+// Has the buffer's attributes completed by who allocated it, where it wants to.
+static int attributed(Allocator& allocator, void* with, CallOutput& output, std::string* error) {
+  if (allocator.attributes == nullptr) return COMPILED_FINE;
+  const auto attributes = std::make_shared<Attributes>(true);
+  attributes->type = output.type;
+  attributes->id = output.id;
+  attributes->size = output.tensor.size;
+  add(attributes);
+  const int code = said(allocator.attributes(allocator.handle, output.tensor.name.c_str(), attributes->handle, with, output.with),
+                        error);
+  take<Attributes>(attributes->handle);
+  output.type = attributes->type;
+  output.id = attributes->id;
+  return code;
+}
+
 static void fill(CallResponse& made, Pending& from, const compiled_response& response) {
   std::string error;
   int code = response.code;
@@ -76,10 +106,11 @@ static void fill(CallResponse& made, Pending& from, const compiled_response& res
     output.tensor.datatype = given.datatype;
     output.tensor.shape.assign(given.shape, given.shape + given.dims);
     output.tensor.size = given.size;
-    code = said(allocator.allocate(allocator.handle, output.tensor.name.c_str(), given.size, CPU, 0, from.allocator_with,
-                                   &output.buffer, &output.with, &output.type, &output.id), &error);
+    code = allocated(allocator, from.allocator_with, output, &error);
     if (code != COMPILED_FINE) break;
     made.outputs.push_back(output);
+    code = attributed(allocator, from.allocator_with, made.outputs.back(), &error);
+    if (code != COMPILED_FINE) break;
     if (output.type == GPU) {
       code = UNSUPPORTED;
       error = "outputs of a model that a backend calls are in the CPU's memory only";
@@ -140,14 +171,15 @@ API Failed TRITONSERVER_ResponseAllocatorDelete(Handle allocator) {
   return allocator == nullptr || take<Allocator>(allocator) ? nullptr : missing(__func__, "Allocator handle");
 }
 
-// These two ask where memory is, or will be, before it is given: all of it is the CPU's here.
-API Failed TRITONSERVER_ResponseAllocatorSetQueryFunction(Handle allocator, void*) {
+API Failed TRITONSERVER_ResponseAllocatorSetQueryFunction(Handle allocator, QueryFn query) {
   FOUND(Allocator, found, allocator);
+  found->query = query;
   return nullptr;
 }
 
-API Failed TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(Handle allocator, void*) {
+API Failed TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(Handle allocator, AttributesFn attributes) {
   FOUND(Allocator, found, allocator);
+  found->attributes = attributes;
   return nullptr;
 }
 

@@ -7,6 +7,8 @@ namespace compiled {
 
 typedef Failed (*AllocateFn)(Handle, const char*, size_t, int, int64_t, void*, void**, void**, int*, int64_t*);
 typedef Failed (*ReleaseFn)(Handle, void*, void*, size_t, int, int64_t);
+typedef Failed (*QueryFn)(Handle, void*, const char*, size_t*, int*, int64_t*);
+typedef Failed (*AttributesFn)(Handle, const char*, Handle, void*, void*);
 typedef Failed (*StartFn)(Handle, void*);
 typedef void (*ReleasedFn)(Handle, uint32_t, void*);
 typedef void (*RespondedFn)(Handle, uint32_t, void*);
@@ -17,6 +19,8 @@ struct Allocator : Object {
   AllocateFn allocate = nullptr;
   ReleaseFn release = nullptr;
   StartFn start = nullptr;
+  QueryFn query = nullptr;
+  AttributesFn attributes = nullptr;
 };
 
 struct CallOutput {

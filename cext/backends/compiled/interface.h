@@ -133,6 +133,17 @@ struct compiled_durations {
   uint64_t computing_ns, output_ns;
 };
 
+enum compiled_subject {
+  COMPILED_READY,
+  COMPILED_SERVER,
+  COMPILED_METADATA,
+  COMPILED_CONFIG,
+  COMPILED_STATISTICS,
+  COMPILED_INDEX,
+  COMPILED_READY_INDEX,
+  COMPILED_BATCHING
+};
+
 enum compiled_metric_change { COMPILED_INCREMENT, COMPILED_SET, COMPILED_OBSERVE, COMPILED_VALUE };
 
 struct compiled_host {
@@ -163,6 +174,9 @@ struct compiled_host {
   int (*load)(const char* model, const struct compiled_parameter* given, uint32_t count, char* text, size_t room);
   int (*unload)(const char* model, int dependents, char* text, size_t room);
   int (*ready)(const char* model, int64_t version, int* found, char* text, size_t room);
+  /* what the server says of itself or of a model, as JSON, by compiled_subject: given to `take` before it returns. `version` below 0: any */
+  int (*describe)(int subject, const char* model, int64_t version,
+                  void (*take)(void* with, const char* json, size_t size), void* with, char* text, size_t room);
   int (*decoupled)(const char* model, int64_t version, int* found, char* text, size_t room);
 };
 

@@ -144,3 +144,76 @@ API Failed TRITONSERVER_ServerUnloadModelAndDependents(Handle server, const char
   char text[4096] = "";
   return from_host(host.unload(model, 1, text, sizeof text), text);
 }
+
+// ---------------------------------------------------------------- what the server says of itself and of its models
+
+static void take_text(void* with, const char* json, size_t size) { static_cast<std::string*>(with)->assign(json, size); }
+
+static Failed asked(int subject, const char* model, int64_t version, std::string* json) {
+  char text[2048] = "";
+  return from_host(host.describe(subject, model, version, take_text, json, text, sizeof text), text);
+}
+
+static Failed described(int subject, const char* model, int64_t version, Handle* message) {
+  std::string json;
+  if (Failed failed = asked(subject, model, version, &json)) return failed;
+  *message = add(std::make_shared<Message>(std::move(json), false));
+  return nullptr;
+}
+
+API Failed TRITONSERVER_ServerIsReady(Handle server, bool* ready) {
+  FOUND(Server, found, server);
+  GIVEN(ready);
+  std::string json;
+  Failed failed = asked(COMPILED_READY, "", -1, &json);
+  *ready = json == "true";
+  return failed;
+}
+
+API Failed TRITONSERVER_ServerMetadata(Handle server, Handle* message) {
+  FOUND(Server, found, server);
+  GIVEN(message);
+  return described(COMPILED_SERVER, "", -1, message);
+}
+
+API Failed TRITONSERVER_ServerModelMetadata(Handle server, const char* model, int64_t version, Handle* message) {
+  FOUND(Server, found, server);
+  GIVEN(message);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  return described(COMPILED_METADATA, model, version, message);
+}
+
+API Failed TRITONSERVER_ServerModelConfig(Handle server, const char* model, int64_t version, uint32_t format, Handle* message) {
+  FOUND(Server, found, server);
+  GIVEN(message);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  if (format != 1) {
+    return fail(UNSUPPORTED, std::string(__func__) + ": configurations are written in version 1, not " + std::to_string(format));
+  }
+  return described(COMPILED_CONFIG, model, version, message);
+}
+
+API Failed TRITONSERVER_ServerModelStatistics(Handle server, const char* model, int64_t version, Handle* message) {
+  FOUND(Server, found, server);
+  GIVEN(message);
+  return described(COMPILED_STATISTICS, model == nullptr ? "" : model, version, message);
+}
+
+API Failed TRITONSERVER_ServerModelIndex(Handle server, uint32_t flags, Handle* message) {
+  FOUND(Server, found, server);
+  GIVEN(message);
+  if (flags > 1) return fail(INVALID_ARG, std::string(__func__) + ": flags must be 0 or INDEX_FLAG_READY");
+  return described(flags == 1 ? COMPILED_READY_INDEX : COMPILED_INDEX, "", -1, message);
+}
+
+API Failed TRITONSERVER_ServerModelBatchProperties(Handle server, const char* model, int64_t version, uint32_t* flags,
+                                                   void** with) {
+  FOUND(Server, found, server);
+  GIVEN(flags);
+  if (model == nullptr) return missing(__func__, "the model's name");
+  std::string json;
+  Failed failed = asked(COMPILED_BATCHING, model, version, &json);
+  *flags = json == "true" ? 2 : 1;
+  if (with != nullptr) *with = nullptr;
+  return failed;
+}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from neptrio.codec.shared_memory import SharedMemory
+from neptrio.errors import Unsupported
 from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.loop.doorbells import Doorbells
@@ -26,6 +27,10 @@ class ModelControl(Protocol):
         """Takes a model out of service: new requests for it are refused."""
 
 
+async def _undescribed(subject: str, name: str, version: str) -> str:
+    raise Unsupported("nothing is known of the server here")
+
+
 @dataclass(frozen=True)
 class ModelHost:
     """Passed to every backend with the model that it loads."""
@@ -39,5 +44,7 @@ class ModelHost:
     foreign_inputs: ForeignInputs  # how requests to other models go to admission
     spans: SpanOptions | None = None  # with trace mode opentelemetry: where models' spans are exported
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    # what the server says of itself or of a model, as JSON (service.described); raises TritonError
+    describe: Callable[[str, str, str], Awaitable[str]] = field(default=_undescribed)
     # a GPU cannot be used any more, with the reason; called once for each, on the trio thread
     device_failed: Callable[[str], None] = field(default=lambda why: None)

@@ -137,6 +137,10 @@ class ChildHost(_host.Host):
     def is_model_ready(self, name: str, version: str) -> bool:
         return bool(self._child.ask({"op": "ready", "name": name, "version": version}))
 
+    def described(self, subject: str, name: str, version: str) -> tuple[int, str]:
+        code, text = self._child.ask({"op": "describe", "subject": subject, "name": name, "version": version})
+        return code, text
+
     def is_model_decoupled(self, name: str, version: str) -> bool:
         return bool(self._child.ask({"op": "decoupled", "name": name, "version": version}))
 

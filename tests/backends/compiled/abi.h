@@ -124,3 +124,16 @@ error TRITONSERVER_InferenceTraceSetContext(object trace, const char* context);
 error TRITONSERVER_InferenceTraceReportActivity(object trace, uint64_t ns, const char* name);
 error TRITONSERVER_InferenceTraceSpawnChildTrace(object trace, object* child);
 error TRITONSERVER_InferenceTraceDelete(object trace);
+
+error TRITONSERVER_ServerIsReady(object server, bool* ready);
+error TRITONSERVER_ServerMetadata(object server, object* message);
+error TRITONSERVER_ServerModelMetadata(object server, const char* model, int64_t version, object* message);
+error TRITONSERVER_ServerModelConfig(object server, const char* model, int64_t version, uint32_t format, object* message);
+error TRITONSERVER_ServerModelStatistics(object server, const char* model, int64_t version, object* message);
+error TRITONSERVER_ServerModelIndex(object server, uint32_t flags, object* message);
+error TRITONSERVER_ServerModelBatchProperties(object server, const char* model, int64_t version, uint32_t* flags, void** with);
+error TRITONSERVER_ResponseAllocatorSetQueryFunction(object allocator, void* query);
+error TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(object allocator, void* attributes);
+error TRITONSERVER_BufferAttributesByteSize(object attributes, size_t* size);
+error TRITONSERVER_BufferAttributesMemoryType(object attributes, int* type);
+error TRITONSERVER_BufferAttributesSetMemoryType(object attributes, int type);

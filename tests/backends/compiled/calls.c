@@ -2,15 +2,42 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "probe.h"
 
+/* what `how` says of the functions beside allocate(), and what they were told */
+static const char* queried;
+static int preferred, attributed;
+
+static error query(object allocator, void* with, const char* name, size_t* size, int* type, int64_t* id) {
+  (void)allocator, (void)with;
+  if (strcmp(name, "OUT") != 0 || *size != 4 || *type != 0) abort();
+  if (strcmp(queried, "refused by the query") == 0) return TRITONSERVER_ErrorNew(UNAVAILABLE, "nowhere");
+  *type = strcmp(queried, "wanted on a GPU") == 0 ? 2 : 1;
+  *id = 0;
+  return NULL;
+}
+
+static error attributes(object allocator, const char* name, object of, void* with, void* buffer_with) {
+  size_t size;
+  int type;
+  (void)allocator, (void)with;
+  fine(TRITONSERVER_BufferAttributesByteSize(of, &size));
+  fine(TRITONSERVER_BufferAttributesMemoryType(of, &type));
+  if (strcmp(name, "OUT") != 0 || buffer_with != &preferred || size != 4) abort();
+  attributed = type;
+  if (strcmp(queried, "refused by the attributes") == 0) return TRITONSERVER_ErrorNew(UNAVAILABLE, "not like that");
+  return TRITONSERVER_BufferAttributesSetMemoryType(of, 1);
+}
+
 static error allocate(object allocator, const char* name, size_t size, int type, int64_t id, void* with, void** buffer,
                       void** buffer_with, int* actual, int64_t* actual_id) {
-  (void)allocator, (void)name, (void)type, (void)id, (void)with;
+  (void)allocator, (void)name, (void)id, (void)with;
+  preferred = type;
   *buffer = malloc(size + 1);
-  *buffer_with = NULL;
-  *actual = 0;
+  *buffer_with = &preferred;
+  *actual = type;
   *actual_id = 0;
   return NULL;
 }
@@ -39,8 +66,12 @@ static void responded(object response, uint32_t flags, void* with) {
       const char* name;
       const void* base;
       size_t size;
-      fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, NULL, NULL, NULL));
+      int type;
+      fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, &type, NULL, NULL));
       snprintf(waiting->text, sizeof waiting->text, "%s=%d", name, size == 4 ? *(const int32_t*)base : -1);
+      if (*queried != 0) {
+        snprintf(waiting->text, sizeof waiting->text, "allocated=%d attributed=%d type=%d", preferred, attributed, type);
+      }
     }
     fine(TRITONSERVER_InferenceResponseDelete(response));
   }
@@ -49,7 +80,7 @@ static void responded(object response, uint32_t flags, void* with) {
   pthread_mutex_unlock(&waiting->lock);
 }
 
-void call(object request, const char* model) {
+void call(object request, const char* model, const char* how) {
   struct waiting waiting = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, ""};
   static object allocator;
   object made;
@@ -57,6 +88,9 @@ void call(object request, const char* model) {
   int32_t value = 42;
   error failed;
   if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
+  queried = how;
+  fine(TRITONSERVER_ResponseAllocatorSetQueryFunction(allocator, *how == 0 ? NULL : query));
+  fine(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(allocator, *how == 0 ? NULL : attributes));
   fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
   fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
   fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));

@@ -429,7 +429,11 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       if (what[0] == 'n') memset(output(response, "TEXT", BYTES, shape, 1, 6), 9, 6);
       fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
     } else if (strncmp(what, "call ", 5) == 0) {
-      call(request, what + 5);
+      call(request, what + 5, "");
+    } else if (strncmp(what, "call, ", 6) == 0) {
+      call(request, "identity", what + 6);
+    } else if (strncmp(what, "server says", 11) == 0) {
+      server_says(request, what + 11);
     } else if (strcmp(what, "count") == 0) {
       count(request);
     } else if (strncmp(what, "traced", 6) == 0) {

@@ -9,7 +9,8 @@ void answer_text(object request, const char* text);
 
 extern object server;
 
-void call(object request, const char* model); /* calls.c */
+void server_says(object request, const char* what); /* server.c */
+void call(object request, const char* model, const char* how); /* calls.c */
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
 void stated(object instance, object request, const char* what);

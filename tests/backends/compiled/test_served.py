@@ -189,6 +189,46 @@ def test_it_calls_models_of_the_server(client: Any) -> None:
     assert "nobody" in text_of(client, "call nobody") and "error" in text_of(client, "call nobody")
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("wanted in pinned memory", "allocated=1 attributed=1 type=1"),
+        ("wanted on a GPU", "allocated=0 attributed=0 type=1"),
+        ("refused by the query", "error: nowhere"),
+        ("refused by the attributes", "error: not like that"),
+    ],
+)
+def test_an_allocator_is_asked_where_and_completes_attributes(client: Any, how: str, told: str) -> None:
+    assert text_of(client, f"call, {how}") == told
+
+
+def test_what_the_server_says_of_itself_and_its_models(client: Any) -> None:
+    def says(what: str) -> Any:
+        return json.loads(text_of(client, f"server says {what}"))
+
+    assert text_of(client, "server says ready probe") == "ready=1 batching=2"
+    assert says("server") == client.get_server_metadata()
+    assert says("metadata stream") == client.get_model_metadata("stream")
+    assert says("config sum") == client.get_model_config("sum")
+    assert says("statistics types") == client.get_inference_statistics("types")
+    assert [row["name"] for row in says("statistics")["model_stats"]] == sorted(
+        row["name"] for row in client.get_inference_statistics()["model_stats"]
+    )
+    assert says("index") == client.get_model_repository_index()
+    assert [row["state"] for row in says("ready-index")] == ["READY"] * len(says("index"))
+    codes = {"400": 3, "404": 2}
+    for subject, getter in (
+        ("metadata", client.get_model_metadata),
+        ("config", client.get_model_config),
+        ("statistics", client.get_inference_statistics),
+    ):
+        with pytest.raises(InferenceServerException) as failed:
+            getter("nobody")
+        text = text_of(client, f"server says {subject} nobody")
+        assert text == f"{codes[failed.value.status()]} {failed.value.message()}"
+    assert text_of(client, "server says format probe").startswith("5 TRITONSERVER_ServerModelConfig: ")
+
+
 def test_its_log_lines_and_its_command_line(server: ServerProcess) -> None:
     line = next(line for line in server.log().splitlines() if "probe: backend probe" in line)
     assert json.loads(line[line.index("{") :])["cmdline"]["color"] == "green"

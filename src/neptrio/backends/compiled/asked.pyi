@@ -2,5 +2,6 @@
 from typing import Any
 
 MEMORY: tuple[Any, ...]
+SUBJECTS: tuple[Any, ...]
 
 class Asking: ...

@@ -27,7 +27,7 @@ import trio
 import triton_python_backend_utils as utils
 from neptrio.backends.python import convert
 from neptrio.codec.outputs import select
-from neptrio.errors import Internal, TritonError, Unavailable
+from neptrio.errors import Code, Internal, TritonError, Unavailable
 from neptrio.execution.admission import Absent
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
@@ -405,6 +405,22 @@ class InProcessHost(Host):
             answer(ready, None)
 
         self._services.completions.post(OnLoop(look))
+
+    def ask_described(self, subject: str, name: str, version: str, answer: Answer) -> None:
+        """What the server says of itself or of a model: (-1, JSON), or (an error's number, its text). `answer` is called on the
+        trio thread."""
+
+        async def run() -> None:
+            found: tuple[int, str]
+            try:
+                found = -1, await self._services.describe(subject, name, version)
+            except TritonError as error:
+                found = convert.NUMBERS.get(error.code, 0), text_of(error)
+            except Exception as error:
+                found = convert.NUMBERS[Code.INTERNAL], text_of(error)
+            answer(found, None)
+
+        self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
 
     def ask_decoupled(self, name: str, version: str, answer: Answer) -> None:
         """is_model_decoupled() without waiting: `answer` is called on the trio thread."""

@@ -70,7 +70,7 @@ class IsolatedHost:
             process.post_message({"t": "reply", "k": key, "value": None, "error": text_of(error)})
 
         try:
-            if message["op"] not in ("load", "unload", "ready", "decoupled"):
+            if message["op"] not in ("load", "unload", "ready", "decoupled", "describe"):
                 answer(self._asked_for(message), None)
             elif len(self._questions) >= MOST_QUESTIONS:
                 refuse(Unavailable(f"{MOST_QUESTIONS} questions of this process are not answered yet"))
@@ -89,6 +89,8 @@ class IsolatedHost:
             self._host.ask_load(name, files, message["config"], answer)
         elif op == "unload":
             self._host.ask_unload(name, message["dependents"], answer)
+        elif op == "describe":
+            self._host.ask_described(message["subject"], name, message["version"], answer)
         elif op == "decoupled":
             self._host.ask_decoupled(name, message["version"], answer)
         else:

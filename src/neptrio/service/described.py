@@ -1,0 +1,49 @@
+"""What a model's backend may ask of the server, answered by the verbs that answer clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from neptrio.codec.http_json import dump_json
+from neptrio.errors import InvalidArgument
+from neptrio.service import Verbs
+
+SLICE = 32  # rows that are made before others have their turn: there may be thousands of models
+
+
+async def described(verbs: Verbs, subject: str, name: str, version: str) -> str:
+    """The answer as JSON, of a client's form; "true" or "false" for `ready` and `batching`. Raises TritonError."""
+    metadata = verbs.metadata
+    if subject in ("metadata", "config", "batching"):
+        await metadata.present(name, version)
+    if subject == "ready":
+        return _text(metadata.ready())
+    if subject == "server":
+        return _text(metadata.server())
+    if subject == "metadata":
+        return _text(metadata.model(name, version))
+    if subject == "config":
+        return _text(metadata.config(name, version))
+    if subject == "batching":
+        return _text(metadata.config_message(name, version).max_batch_size > 0)
+    if subject == "statistics":
+        return '{"model_stats":[' + await _joined(verbs.statistics.rows(name, version)) + "]}"
+    if subject in ("index", "ready index"):
+        rows = await verbs.repository.index_rows(subject == "ready index")
+        return "[" + await _joined(rows) + "]"
+    raise InvalidArgument(f"the server says nothing of '{subject}'")
+
+
+def _text(found: Any) -> str:
+    return str(dump_json(found), "utf-8")
+
+
+async def _joined(rows: Any) -> str:
+    made = []
+    for row in rows:
+        made.append(_text(row))
+        if len(made) % SLICE == 0:
+            await trio.lowlevel.checkpoint()
+    return ",".join(made)
