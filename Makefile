@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-backends test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-many bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels docs release stubs
+.PHONY: help help-all build run check test test-all test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-backends test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak soak-many lint format lock proto bench bench-open bench-frontends bench-scale bench-many bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels docs release stubs
 
 # what most people need, in the order in which they need it
 FIRST := run check test test-all lint format build bench wheel clean
@@ -183,8 +183,12 @@ bench-frontends: build ## Measure one server with 0, 1, 2 and more front ends be
 bench-scale: build ## Measure what more of something brings: instances, connections, 10,000 idle connections, front ends
 	@$(BIN)/python -m benchmarks.run --parts scale,frontends $(ARGS)
 
-bench-many: build ## Measure 100 models in the memory of about 20, loaded on demand; ARGS='--models 1000 --budget-mib 400 --seconds 1800 --trouble' is the long form
+
+bench-many: build ## Measure 100 models in the memory of about 20, loaded on demand
 	@$(BIN)/python -m benchmarks.many $(ARGS)
+
+soak-many: build ## Ask for 1,000 models within a budget for 100, for 30 minutes, while they are unloaded, killed and replaced; ARGS='--seconds 600' narrows it, '--tritonserver 120' measures the peer beside it (needs bench-peers)
+	@$(BIN)/python -m benchmarks.many_soak $(ARGS)
 
 bench-neighbours: build ## Measure tiny requests beside one heavy client of another model; ARGS='--only json' narrows it
 	@$(BIN)/python -m benchmarks.neighbours $(ARGS)

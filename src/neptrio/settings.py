@@ -30,6 +30,9 @@ class Settings:
     model_cache_directory: Path | None = (
         None  # what is learnt of models is kept here; None: beside their folders
     )
+    loads_at_once: int = (
+        0  # that requests wait for; 0: as many as there are cores, from 2 to the loader threads
+    )
     load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     access_log: str = "off"  # json or combined: a line for each request

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.config.model_config import new_config
 from neptrio.flags import MemoryBudget, memory_budget
-from neptrio.repository.expected_size import device_need
+from neptrio.repository.expected_size import device_need, need
 from neptrio.settings import Settings
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add_config, get, held
@@ -107,6 +107,11 @@ def test_a_model_is_expected_to_take_its_files_for_each_instance_there(
 ) -> None:
     assert device_need(found(backend, *groups), 0, 0) == expected
     assert device_need(found(backend, *groups), 0, 1000) == 1000, "what is known counts"
+
+
+def test_a_model_that_is_kept_takes_its_weights_once_more_while_it_is_written() -> None:
+    assert [need(found("onnxruntime", CPU), 0, keeps) for keeps in (False, True)] == [42, 52]
+    assert need(found("python", CPU), 0, True) == need(found("python", CPU), 0, False)
 
 
 def test_budgets_are_of_the_host_and_of_each_gpu_once() -> None:

@@ -6,7 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from neptrio.repository.load_line import LAST, NO_PRIORITY, Entry, LoadLine, Rank, next_of
+from neptrio.repository.load_line import LAST, NO_PRIORITY, Entry, LoadLine, Rank, next_of, places
+from neptrio.settings import Settings
 
 
 def entries(*names: str, dear: bool = False) -> list[Entry]:
@@ -97,3 +98,23 @@ def test_who_waits_for_something_else_has_no_place_meanwhile() -> None:
             pass
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "flag", "expected"),
+    [
+        (1, 4, 0, 2),
+        (2, 4, 0, 2),
+        (3, 4, 0, 3),
+        (64, 4, 0, 4),
+        (64, 8, 0, 8),
+        (2, 1, 0, 1),
+        (2, 4, 9, 9),
+        (64, 4, 1, 1),
+    ],
+)
+def test_loads_that_compute_do_not_take_all_cores_twice(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, flag: int, expected: int
+) -> None:
+    monkeypatch.setattr("neptrio.repository.load_line.usable_cores", lambda: cores)
+    assert places(Settings(model_load_thread_count=threads, loads_at_once=flag)) == expected

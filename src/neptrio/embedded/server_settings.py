@@ -42,6 +42,7 @@ class ServerSettings(TypedDict, total=False):
     load_model: str | Sequence[str]
     model_memory_budget: int | str | Sequence[str]
     model_cache_directory: str | Path | None
+    loads_at_once: int
     load_wait_secs: float
     backend_directory: str | Path | None
     model_load_thread_count: int

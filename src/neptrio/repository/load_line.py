@@ -1,7 +1,7 @@
 """The line of loads that requests wait for: how many run at once, and which is next.
 
 The problem: a burst of requests for many models begins as many loads at once, which slow each other and everything else, and
-end in any order. The choice: so many run as there are loader threads, and when one ends the next is the one for which the
+end in any order. The choice: so many run as there are cores, and when one ends the next is the one for which the
 most important request waits, or the one that waits longest.
 
 Rules:
@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from neptrio.cores import usable_cores
+from neptrio.settings import Settings
+
 NO_PRIORITY = 1 << 64  # of requests that have none
 LAST = 1 << 65  # nobody waits for it any more
 
@@ -33,6 +36,12 @@ class Entry:
     dear: bool  # it takes long
     came_ns: int
     turn: trio.Event = field(default_factory=trio.Event)
+
+
+def places(settings: Settings) -> int:
+    """How many loads run at once. Loads compute, so that more than there are cores delay each other and the requests to models
+    that are loaded; but a long one alone must not hold up all others."""
+    return settings.loads_at_once or min(settings.model_load_thread_count, max(usable_cores(), 2))
 
 
 def next_of(

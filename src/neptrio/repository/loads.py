@@ -25,7 +25,7 @@ from neptrio.config import defaults, groups, version_labels
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.foreign import summary
 from neptrio.loop import collector
-from neptrio.repository import change, model_builder, version_states
+from neptrio.repository import change, load_line, model_builder, version_states
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.expected_size import files_of
 from neptrio.repository.load_line import LAST, Aside, LoadLine, Rank
@@ -62,7 +62,7 @@ class Loads:
         self.builder = made_by
         self._numbers = itertools.count(1)
         self._waits: dict[str, set[str]] = {}  # model -> the models that its load waits for
-        self._line = LoadLine(settings.model_load_thread_count, self._rank)
+        self._line = LoadLine(load_line.places(settings), self._rank)
         self.discarding = 0  # unfinished models of invalidated loads that have not stopped yet
         self.closing = False
 
