@@ -183,7 +183,6 @@ bench-frontends: build ## Measure one server with 0, 1, 2 and more front ends be
 bench-scale: build ## Measure what more of something brings: instances, connections, 10,000 idle connections, front ends
 	@$(BIN)/python -m benchmarks.run --parts scale,frontends $(ARGS)
 
-
 bench-many: build ## Measure 100 models in the memory of about 20, loaded on demand
 	@$(BIN)/python -m benchmarks.many $(ARGS)
 

@@ -7,6 +7,7 @@ then nothing of the model has an effect: its environment variables come with PRE
 from __future__ import annotations
 
 import ctypes
+import functools
 import glob
 import json
 import os
@@ -73,6 +74,15 @@ def _become(uid: int, gid: int) -> None:
 def _blas_threads(count: int) -> None:
     """Sets the threads of numpy's OpenBLAS. The template has loaded it, with one thread, so that environment variables
     no longer have an effect on it."""
+    function = blas_setter()
+    if function is not None:
+        function(count)
+
+
+@functools.lru_cache(None)
+def blas_setter() -> Any:
+    """The function of numpy's OpenBLAS that sets its threads, None where there is none. The template looks for it, so that its
+    processes need not: that takes each of them a millisecond and 0.7 MiB."""
     import numpy as np
 
     place = os.path.join(os.path.dirname(os.path.dirname(np.__file__)), "numpy.libs", "*openblas*")
@@ -85,8 +95,8 @@ def _blas_threads(count: int) -> None:
         ):
             function = getattr(library, name, None)
             if function is not None:
-                function(count)
-                return
+                return function
+    return None
 
 
 def become(arguments: list[str]) -> None:

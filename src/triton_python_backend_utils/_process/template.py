@@ -88,8 +88,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
     os.dup2(output, 2)
     os.close(null)
     os.close(output)
-    os.environ.clear()
-    os.environ.update(asked["environ"])
+    _exchange_environment(asked["environ"])
     from .limits import apply
 
     apply(asked["limits"])
@@ -105,6 +104,15 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
 
         traceback.print_exc()
     os._exit(1)
+
+
+def _exchange_environment(wanted: dict[str, str]) -> None:
+    """Gives this process these variables and no others. What it has already stays where it is, in memory that it shares."""
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
@@ -147,6 +155,7 @@ def main(descriptor: int) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     from . import compiled_ring, limits
 
+    limits.blas_setter()
     del compiled_ring, limits
     sys.stdout.flush()
     serve(own_socket(descriptor))

@@ -44,3 +44,5 @@ def test_an_instance_of_a_small_model_has_under_12_mb_of_its_own(tmp_path: Path)
             kinds = Path(f"/proc/{row['pid']}/smaps_rollup").read_text().splitlines()
             private = sum(int(kind.split()[1]) << 10 for kind in kinds if kind.startswith("Private_"))
             assert 0 < private < 12_000_000
+            (written,) = (int(kind.split()[1]) << 10 for kind in kinds if kind.startswith("Private_Dirty:"))
+            assert written < 4 << 20  # pages that are files' as they are are the system's
