@@ -19,6 +19,8 @@ cdef class Admission:
     cpdef ModelCore lookup(self, str name, str version)
     cpdef ModelCore sought(self, str name, str version, str one_response=*)
     cdef ModelCore arrived(self, InferRequest request)
+    cdef ModelCore step(self, InferRequest request)
+    cdef int park(self, InferRequest request, ModelCore model) except -1
     cpdef ModelCore find(self, InferRequest request, str one_response)
     cpdef int received(self, InferRequest request, int64_t began) except -1
     cpdef submit(self, InferRequest request)

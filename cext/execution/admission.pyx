@@ -168,11 +168,11 @@ cdef class Admission:
         cdef bint accepted = False
         if model is None or not model.ready:  # it may have been replaced while the request came in
             if request.parent is not None and request.parent.composing:
-                model = self.directory.lookup_step(request.model_name, request.model_version)
+                model = self.step(request)
             else:
                 model = self.arrived(request)
-                if model is None:
-                    return
+            if model is None:
+                return
             request.model = model
         try:
             if request.parameters is not None:
@@ -214,6 +214,25 @@ cdef class Admission:
             if one_response is not None and model.decoupled:
                 raise Unsupported(one_response)
             return model
+        self.park(request, model)
+        return None
+
+    cdef ModelCore step(self, InferRequest request):
+        """The model of a step of an ensemble. None: the request is parked until the model's process is started again."""
+        cdef ModelCore model
+        try:
+            return self.directory.lookup_step(request.model_name, request.model_version)
+        except Unavailable:
+            model = None
+            if self.demand is not None:
+                model = self.demand.unready(request.model_name, request.model_version, None)
+            if model is None:
+                raise
+        self.park(request, model)
+        return None
+
+    cdef int park(self, InferRequest request, ModelCore model) except -1:
+        """Lets a request wait with its model's Absent."""
         if request.owner is not None:
             count_for_owner(request)
         try:
@@ -221,7 +240,7 @@ cdef class Admission:
         except BaseException:
             uncount(request)
             raise
-        return None
+        return 0
 
     def cancel(self, InferRequest request not None):
         """Cancels a request whose client is gone. Does nothing when it is done."""

@@ -11,7 +11,7 @@ import pytest
 from tritonclient import http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.repository.test_on_demand import document, http_infer, on_demand, own_infer
+from tests.repository.test_on_demand import ENSEMBLE, document, http_infer, on_demand, own_infer
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.slow_models import CONFIG, MODEL, latch, loads, parameter
@@ -35,27 +35,29 @@ def kill(folder: Path) -> None:
 def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
     assert OWN_PROCESS != CONFIG
     folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
+    write_model(tmp_path, "whole", ENSEMBLE.replace('"step"', '"m"'))
     with (
         ServerProcess(
             tmp_path, "--model-control-mode=on-demand", failures="has ended|was killed|killed"
         ) as server,
         httpclient.InferenceServerClient(server.http) as http,
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(3) as pool,
     ):
-        assert http_infer(http, "m") == [0, 1, 2]
+        assert http_infer(http, "m") == http_infer(http, "whole", "IN") == [0, 1, 2]
         with latch(folder) as held:
             kill(folder)
             until(lambda: loads(folder) == 2)  # it is being started again
             answers = [
                 pool.submit(own_infer, server, "m"),
                 pool.submit(own_infer, server, "m", model_version="1"),
+                pool.submit(own_infer, server, "whole", name="IN"),  # an ensemble, of which it is a step
             ]
-            until(lambda: on_demand(server, "m")["waiting"] == 2)
+            until(lambda: on_demand(server, "m")["waiting"] == 3)
             assert http.is_model_ready("m"), "it will be served"
             assert document(server, "/v2/models/m/ready?loaded=true")[0] == 400
             held.open()
-            assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 2
-        assert on_demand(server, "m")["misses"] == 3
+            assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 3
+        assert on_demand(server, "m")["misses"] == 4
         (folder / "latch").unlink()
         with latch(folder) as held:
             kill(folder)
