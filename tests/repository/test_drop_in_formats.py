@@ -109,6 +109,32 @@ parameters [
 ]
 dynamic_batching { max_queue_delay_microseconds: 100 }
 """
+# as the backend's page on explanations has it, with the names of its later releases
+EXPLAINED = """name: "explained_xgboost"
+backend: "fil"
+max_batch_size: 32768
+input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 8 ] } ]
+output [
+  {
+    name: "output__0"
+    data_type: TYPE_FP32
+    dims: [ 1 ]
+  },
+  {
+    name: "treeshap_output"
+    data_type: TYPE_FP32
+    dims: [ 9 ]
+  }
+]
+instance_group [{ kind: KIND_AUTO }]
+parameters [
+  { key: "model_type" value: { string_value: "xgboost_json" } },
+  { key: "is_classifier" value: { string_value: "true" } },
+  { key: "layout" value: { string_value: "depth_first" } },
+  { key: "chunk_size" value: { string_value: "4" } }
+]
+dynamic_batching {}
+"""
 OPENVINO = """name: "doubled_openvino"
 backend: "openvino"
 default_model_filename: "model.xml"
@@ -180,6 +206,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     for name, (kind, width, chances, classes, make) in trees.items():
         make(write_model(folder, name, TREES % (name, width, kind, chances, classes)) / "1")
+    trees["chances_xgboost"][4](write_model(folder, "explained_xgboost", EXPLAINED) / "1")
     _openvino(write_model(folder, "doubled_openvino", OPENVINO) / "1/model.xml")
     if TORCH:
         import torch
@@ -239,6 +266,7 @@ def test_every_folder_is_ready(client: httpclient.InferenceServerClient) -> None
         "chances_xgboost",
         "classes_lightgbm",
         "sums_treelite",
+        "explained_xgboost",
         "doubled_openvino",
     }
     names |= {"halved_then_scored"} | ({"linear_libtorch"} if TORCH else set())
@@ -260,7 +288,13 @@ def test_each_answers_as_its_file_says(client: httpclient.InferenceServerClient,
     # and the ensemble as its steps, done by the libraries
     files = [ensembles.xgboost("binary:logistic", ensembles.TWO, "json")(tmp_path).path]
     files.append(ensembles.lightgbm("multiclass", ensembles.THREE, num_class=3)(tmp_path).path)
-    chances = xgboost.Booster(model_file=files[0]).predict(xgboost.DMatrix(ROWS / 2))
+    booster = xgboost.Booster(model_file=files[0])
+    explained = ask(client, "explained_xgboost", "input__0", ROWS)
+    contributions = booster.predict(xgboost.DMatrix(ROWS), pred_contribs=True)
+    np.testing.assert_allclose(explained.as_numpy("treeshap_output"), contributions, 1e-5, 1e-6)
+    above = booster.predict(xgboost.DMatrix(ROWS)) > 0.5
+    assert explained.as_numpy("output__0").ravel().tolist() == above.tolist()
+    chances = booster.predict(xgboost.DMatrix(ROWS / 2))
     classes = lightgbm.Booster(model_file=files[1]).predict(ROWS / 2).argmax(1)
     answer = ask(client, "halved_then_scored", "ROWS", ROWS)
     np.testing.assert_allclose(answer.as_numpy("CHANCE"), np.stack((1 - chances, chances), 1), 1e-5, 1e-6)

@@ -34,7 +34,7 @@ class Forest:
 
     def __init__(self, model: treelite.Model, threads: int = 0) -> None:
         header = model.get_header_accessor()
-        self._model = model
+        self.model = model
         self.task = int(header.get_field("task_type")[0])
         self.postprocessor = str(header.get_field("postprocessor"))
         self.targets = int(header.get_field("num_target")[0])
@@ -71,7 +71,7 @@ class Forest:
         found = np.zeros((len(rows), self.targets, self.classes), self._given)
         _check_call(
             _LIB.TreeliteGTILPredict(
-                self._model.handle,
+                self.model.handle,
                 ctypes.c_void_p(rows.__array_interface__["data"][0]),
                 self._type,
                 ctypes.c_uint64(len(rows)),

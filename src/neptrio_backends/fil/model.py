@@ -17,6 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from forest import Forest
 from forest_files import find, load
+from forest_shap import Shapley
 
 ROWS = 8192  # max_batch_size where a configuration has none: trees take large batches
 DTYPES = {"TYPE_FP32": np.float32, "TYPE_FP64": np.float64}
@@ -25,6 +26,8 @@ WITHOUT_EFFECT = {
     "storage_type": ("AUTO", "DENSE", "SPARSE", "SPARSE8"),
     "algo": ("ALGO_AUTO", "NAIVE", "TREE_REORG", "BATCH_TREE_REORG"),
     "use_experimental_optimizations": ("true", "false"),
+    "layout": ("depth_first", "breadth_first", "layered"),
+    "chunk_size": int,
     "threads_per_tree": int,
     "blocks_per_sm": int,
     "transfer_threshold": int,
@@ -32,6 +35,7 @@ WITHOUT_EFFECT = {
 
 
 USUAL_THRESHOLD = 0.5
+SHAPLEY = "treeshap_output"  # the name of the output that has the features' contributions
 
 
 class Parameters:
@@ -42,13 +46,14 @@ class Parameters:
             key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()
         }
         self.model_type = self._given.get("model_type", "")
-        self.output_class = self._flag("output_class")
+        # the later name is counted where the earlier one is not there, as in Triton's backend
+        self.output_class = self._flag("output_class" if self._given.get("output_class") else "is_classifier")
         self.predict_proba = self._flag("predict_proba")
         # the backend's documentation has the one name, its source the other
         self.unknown_fields = self._flag("xgboost_allow_unknown_field") or self._flag(
             "xgboost_allow_unknown_fields"
         )
-        self.threads = self._number("nthread", int) or 0
+        self.threads = max(self._number("nthread", int) or self._number("cpu_nthread", int) or 0, 0)
         self.threshold = self._number("threshold", float)
         for key, allowed in WITHOUT_EFFECT.items():
             if isinstance(allowed, tuple):
@@ -122,16 +127,14 @@ class TritonPythonModel:
         folder = os.path.join(args["model_repository"], args["model_version"])
         self.forest, self.parameters = read(config, folder)
         self._batched = config.get("max_batch_size", 0) > 0
-        names = [output["name"] for output in config["output"]]
-        if "treeshap_output" in names:
+        outputs = [output for output in config["output"] if output["name"] != SHAPLEY]
+        if len(config["input"]) != 1 or len(outputs) != 1:
             raise ValueError(
-                "output 'treeshap_output': Shapley values are not computed here; leave that output out"
+                f"the configuration must have one input, the rows, and one output, beside '{SHAPLEY}' if that is wanted"
             )
-        if len(config["input"]) != 1 or len(names) != 1:
-            raise ValueError("the configuration must have one input, the rows, and one output")
-        (tensor,), (output,) = config["input"], config["output"]
+        (tensor,), (output,) = config["input"], outputs
         self._input, self._output = tensor["name"], output["name"]
-        for row in (tensor, output):
+        for row in (tensor, *config["output"]):
             if row["data_type"] not in DTYPES:
                 raise ValueError(f"'{row['name']}' must be TYPE_FP32 or TYPE_FP64, it is {row['data_type']}")
         self._dtype = DTYPES[output["data_type"]]
@@ -140,7 +143,7 @@ class TritonPythonModel:
             raise ValueError(
                 f"input '{self._input}' has {features} features in the configuration and {self.forest.features} in the file"
             )
-        self._dims = [int(size) for size in output["dims"]][0 if self._batched else 1 :]
+        self._dims = self._sizes(output)
         given = int(np.prod(self._dims))
         found = width(self.forest, self.parameters)
         self._both = self.parameters.predict_proba and self.forest.single and given == 2 * found
@@ -149,6 +152,26 @@ class TritonPythonModel:
                 f"output '{self._output}' has {given} values for each row in the configuration; the file, "
                 f"{self.forest.kind}, gives {found}"
             )
+
+        self._explaining: tuple[Shapley, list[int], Any] | None = None
+        for row in config["output"]:
+            if row["name"] == SHAPLEY:
+                self._explaining = self._explained(row)
+
+    def _sizes(self, row: dict[str, Any]) -> list[int]:
+        """The dims of an answer to one row."""
+        return [int(size) for size in row["dims"]][0 if self._batched else 1 :]
+
+    def _explained(self, row: dict[str, Any]) -> tuple[Shapley, list[int], Any]:
+        """What tells the features' contributions, and the dims and datatype of that."""
+        forest, sizes = self.forest, self._sizes(row)
+        found = forest.targets * forest.classes * (forest.features + 1)
+        if -1 not in sizes and int(np.prod(sizes)) != found:
+            raise ValueError(
+                f"output '{SHAPLEY}' has {int(np.prod(sizes))} values for each row in the configuration; the file gives {found}: "
+                "one for each feature and one more, for each class"
+            )
+        return Shapley(forest.model, forest.targets, forest.classes), sizes, DTYPES[row["data_type"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers a batch."""
@@ -164,14 +187,23 @@ class TritonPythonModel:
             )
             error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
             return [pb_utils.InferenceResponse(error=error) for _ in requests]
-        found = self._answers(rows.reshape(-1, self.forest.features))
+        rows = rows.reshape(-1, self.forest.features)
+        found = {self._output: self._answers(rows)}
+        if self._explaining is not None and any(
+            SHAPLEY in request.requested_output_names() for request in requests
+        ):
+            shapley, sizes, dtype = self._explaining
+            found[SHAPLEY] = shapley.values(rows).reshape(len(rows), *sizes).astype(dtype, copy=False)
         if len(requests) == 1:
-            return [pb_utils.InferenceResponse([pb_utils.Tensor(self._output, found)])]
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor(name, whole) for name, whole in found.items()])
+            ]
         responses, start = [], 0
         for array in arrays:
-            part = found[start : start + len(array)]
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(self._output, part)]))
-            start += len(array)
+            end = start + len(array)
+            parts = [pb_utils.Tensor(name, whole[start:end]) for name, whole in found.items()]
+            responses.append(pb_utils.InferenceResponse(parts))
+            start = end
         return responses
 
     def _answers(self, rows: np.ndarray) -> np.ndarray:

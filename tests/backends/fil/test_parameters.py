@@ -73,6 +73,9 @@ def test_a_binary_classifier(module: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(values[:, 0], found.expected, 1e-6, 1e-6)
     (classes,) = answers(serve(module, found, output_class="true"), found.rows)
     assert (classes[:, 0] == (found.expected > 0.5)).all() and 0 < classes.sum() < 300
+    assert (
+        answers(serve(module, found, is_classifier="true"), found.rows)[0] == classes
+    ).all()  # since 25.09
     (classes,) = answers(serve(module, found, output_class="true", threshold="0.8"), found.rows)
     assert (classes[:, 0] == (found.expected > 0.8)).all() and 0 < classes.sum() < 300
     (one,) = answers(serve(module, found, output_class="true", predict_proba="true"), found.rows)
@@ -146,12 +149,8 @@ REFUSED: list[tuple[Maker, dict[str, Any], dict[str, str], str]] = [
     (BINARY, {"input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [5]}]}, {}, "has 5 features in the .* and 8 in"),
     (BINARY, {"input": [{"name": "X", "data_type": "TYPE_INT32", "dims": [8]}]}, {}, "must be TYPE_FP32 or TYPE_FP64"),
     (BINARY, {"output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [3]}]}, {}, "has 3 values .* gives 1"),
-    (
-        BINARY,
-        {"output": [{"name": n, "data_type": "TYPE_FP32", "dims": [1]} for n in ("output__0", "treeshap_output")]},
-        {},
-        "Shapley values are not computed here",
-    ),
+    (BINARY, {}, {"layout": "sideways"}, "'layout' must be one of depth_first, breadth_first, layered, got 'sideways'"),
+    (ensembles.EVERY["xgb-gamma"], {}, {"is_classifier": "true"}, "'output_class' is for classifiers, and .* is a regressor"),
     (
         BINARY, {"input": [{"name": n, "data_type": "TYPE_FP32", "dims": [4]} for n in "ab"]}, {},
         "must have one input, the rows, and one output",
@@ -170,7 +169,7 @@ def test_what_cannot_be_is_refused(
 def test_parameters_of_the_computation_change_nothing(module: Any, tmp_path: Path) -> None:
     found = made(tmp_path, BINARY)
     given = {key: "1" if kind is int else kind[0] for key, kind in module.WITHOUT_EFFECT.items()}
-    (values,) = answers(serve(module, found, **given, nthread="2"), found.rows)
+    (values,) = answers(serve(module, found, **given, cpu_nthread="2"), found.rows)
     np.testing.assert_allclose(values[:, 0], found.expected, 1e-6, 1e-6)
 
 
