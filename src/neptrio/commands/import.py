@@ -3,7 +3,7 @@
 The folder has the file under the name that its backend looks for, a configuration with what was found in it, and a request
 to try. The model is loaded and asked once before the folder is put into the repository.
 
-Known are ONNX, PyTorch (.pt2; .pt does not say what its tensors are), OpenVINO, trees of XGBoost, LightGBM, treelite and
+Known are ONNX, PyTorch (.pt2, and .pt with --input for each of its tensors, which it does not tell), OpenVINO, trees of XGBoost, LightGBM, treelite and
 skops, Python models, and folders of Hugging Face models. Another folder is taken with all that is in it, if it holds one such file. Exit status: 0 when it answered, 1 when it loaded and did not answer, 2 when nothing was made.
 """
 
@@ -25,6 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repository", type=Path, default=Path("models"), help="where it goes (default: models)"
     )
     parser.add_argument("--backend", default="", help="openvino: for an ONNX file, instead of onnxruntime")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME:TYPE:SHAPE",
+        help="an input of a PyTorch file that does not tell it, such as x:FP32:-1,4; -1 first is a batch",
+    )
     parser.add_argument("--name", default="", help="the model's name (default: the file's)")
 
 
@@ -32,11 +39,12 @@ def run(options: argparse.Namespace) -> int:
     """Makes the folder and tells what was found."""
     from neptrio import flags
     from neptrio.errors import TritonError
-    from neptrio.importing import folder
+    from neptrio.importing import folder, stated
 
     try:
         name = flags.model_name(options.name) if options.name else ""
-        made = folder.make(options.source, options.repository, name, options.backend)
+        inputs = [stated.parse(text) for text in options.input]
+        made = folder.make(options.source, options.repository, name, options.backend, inputs)
     except (TritonError, OSError, ValueError, argparse.ArgumentTypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from neptrio import datatypes
 from neptrio.config import model_config
 from neptrio.embedded.server import Server
 from neptrio.errors import InvalidArgument, TritonError
-from neptrio.importing import formats
+from neptrio.importing import formats, stated
+from neptrio.importing.stated import Stated
 
 # what is written of a completed configuration; the rest are defaults
 KEPT = ("backend", "platform", "max_batch_size", "input", "output", "parameters")
@@ -56,10 +57,17 @@ def name_of(path: Path) -> str:
     )
 
 
-def make(source: Path, repository: Path, name: str = "", backend: str = "") -> Imported:
-    """Makes the model's folder in the repository. Raises TritonError, and then nothing is there."""
+def make(
+    source: Path, repository: Path, name: str = "", backend: str = "", inputs: Sequence[Stated] = ()
+) -> Imported:
+    """Makes the model's folder in the repository. Raises TritonError, and then nothing is there.
+
+    `inputs` are those of a file that does not tell them.
+    """
     file, kind = formats.inside(source) if source.is_dir() else (source, formats.recognise(source))
     kind = kind.served_by(backend)
+    if inputs and kind.backend != "pytorch":
+        raise InvalidArgument(f"{kind.words} tells its inputs itself: leave --input out")
     name = name or name_of(source)
     target = repository / name
     if target.exists():
@@ -68,10 +76,18 @@ def make(source: Path, repository: Path, name: str = "", backend: str = "") -> I
     with tempfile.TemporaryDirectory(prefix=".import-", dir=repository) as scratch:
         folder = Path(scratch) / name
         _copy(source, file, kind, folder / "1")
-        (folder / "config.pbtxt").write_text(f'backend: "{kind.backend}"\n')
         made = Imported(target, kind)
+        ways = [True, False] if stated.batches(list(inputs)) else [False]
         try:
-            _try(made, Path(scratch), name, folder)
+            for batched in ways:
+                text = f'backend: "{kind.backend}"\n{stated.text(list(inputs), batched)}'
+                (folder / "config.pbtxt").write_text(text)
+                try:
+                    _try(made, Path(scratch), name, folder)
+                    break
+                except TritonError:
+                    if batched == ways[-1]:
+                        raise
         except TritonError as error:  # in words of what the user has, not of the copy
             text = (
                 str(error).replace(str(folder / "1" / kind.name), str(file)).replace(str(folder), str(target))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import torch_probe
 import torch_source
 import triton_python_backend_utils as pb_utils
 from torch_files import Loaded, find, load, signature
@@ -47,14 +48,41 @@ def _folder(args: dict[str, str]) -> str:
     return os.path.join(args["model_repository"], args["model_version"])
 
 
-def _load(args: dict[str, str], config: dict[str, Any], device: str | None) -> Loaded:
-    """What a version's folder holds, on a device; None: where the file has it. Raises ValueError."""
+def _path(args: dict[str, str], config: dict[str, Any]) -> str:
+    """The file of a version: the source of a class, or what holds a module. Raises ValueError."""
     folder, filename = _folder(args), config.get("default_model_filename", "")
     source = torch_source.find(folder, filename) if config.get("runtime") == "model.py" else ""
-    if source:
+    return source or find(folder, filename, config.get("platform", ""))
+
+
+def _load(args: dict[str, str], config: dict[str, Any], device: str | None) -> Loaded:
+    """What a version's folder holds, on a device; None: where the file has it. Raises ValueError."""
+    path = _path(args, config)
+    if path.endswith(".py"):
         text = config.get("parameters", {}).get(torch_source.COMPILE, {}).get("string_value", "")
-        return torch_source.load(source, device or "cpu", torch_source.compiling(text))
-    return load(find(folder, filename, config.get("platform", "")), device)
+        return torch_source.load(path, device or "cpu", torch_source.compiling(text))
+    return load(path, device)
+
+
+def _probed(args: dict[str, str], config: dict[str, Any]) -> list[torch_probe.Row]:
+    """What the module gives for the configuration's inputs, by running it. Raises ValueError."""
+    torch.set_num_threads(1)  # other processes are forked from this one
+    loaded = _load(args, config, "cpu")
+    if not config.get("input") or config.get("output"):
+        raise ValueError(
+            f"{_path(args, config)} does not say which tensors it takes"
+            + (f" ({loaded.takes})" if loaded.takes else "")
+            + ": write input into the configuration (`neptrio import` takes --input NAME:FP32:-1,4 for each), or export the "
+            "module with torch.export"
+        )
+    rows = [(row["name"], row["data_type"], [int(size) for size in row["dims"]]) for row in config["input"]]
+    try:
+        return torch_probe.outputs(loaded, rows, config.get("max_batch_size", 0) > 0)
+    except Exception as error:  # of whatever the module does
+        raise ValueError(
+            f"{_path(args, config)}: what the module gives could not be found out with zeros of the configuration's inputs: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class TritonPythonModel:
@@ -62,18 +90,18 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Fills in inputs, outputs and batching where the file tells them: torch.export's does."""
+        """Fills in inputs, outputs and batching where the file tells them, as torch.export's does; and outputs of others."""
         stated = config.as_dict()
         if stated.get("input") and stated.get("output"):
             return config
-        folder, filename = config.version_directory, stated.get("default_model_filename", "")
-        path = torch_source.find(folder, filename) if stated.get("runtime") == "model.py" else ""
-        found = None if path else signature(path := find(folder, filename, stated.get("platform", "")))
+        folder, filename = os.path.split(config.version_directory)
+        args = {"model_repository": folder, "model_version": filename}
+        path = _path(args, stated)
+        found = None if path.endswith(".py") else signature(path)
         if found is None:
-            raise ValueError(
-                f"{path} does not say which tensors it takes and gives: write input and output into the configuration, or "
-                "export it with torch.export"
-            )
+            for name, data_type, dims in _probed(args, stated):
+                config.add_output({"name": name, "data_type": data_type, "dims": dims})
+            return config
         if found.rows:
             if not stated.get("max_batch_size"):
                 config.set_max_batch_size(min(found.rows, ROWS))

@@ -3,7 +3,8 @@
 Rules:
  1. A file that torch.save() made of a module is a pickle: it is refused, with the two commands that convert it. Beside the
     source of its class (torch_source) it holds weights alone, and is read as such.
- 2. What a file says of its tensors is read from it; the model is not run for that. Reading is PyTorch's, in a process of the
+ 2. What a file says of its tensors is read from it; the model is not run for that (torch_probe runs it for what files do not
+    say). Reading is PyTorch's, in a process of the
     model's own: a file is as trusted as code.
 """
 
@@ -40,6 +41,16 @@ class Signature:
     rows: int = 0  # the most rows of a batch, 0 where it has none
 
 
+def _named(result: Any) -> list[tuple[str, Any]]:
+    """The results of a module that is code, each with what a configuration may call it."""
+    if isinstance(result, dict):
+        return [(str(key), value) for key, value in result.items()]
+    several = isinstance(result, tuple) or (
+        isinstance(result, list) and not (result and isinstance(result[0], str))
+    )
+    return [(f"OUTPUT__{i}", value) for i, value in enumerate(result if several else [result])]
+
+
 @dataclass
 class Loaded:
     """A file's module: what to call, what makes its arguments of the values of named inputs, and the values of named outputs
@@ -49,6 +60,8 @@ class Loaded:
     arrange: Callable[[list[str]], Callable[[list[Any]], tuple[Any, Any]]]
     pick: Callable[[list[str]], Callable[[Any], list[Any]]]
     device: Any = None  # where it lies, where nobody said where to
+    named: Callable[[Any], list[tuple[str, Any]]] = _named  # all results, with names
+    takes: str = ""  # what is known of its arguments, for messages
 
 
 def find(folder: str, filename: str = "", platform: str = "") -> str:
@@ -101,14 +114,14 @@ def load(path: str, device: str | None = "cpu") -> Loaded:
             trees = _call_spec(package)
             if trees is None:
                 return Loaded(package, *code([]))
-            return Loaded(package, trees.arrange, trees.pick)
+            return Loaded(package, trees.arrange, trees.pick, named=trees.named, takes=trees.words)
         program = torch.export.load(path)
         if device not in ("cpu", None):
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
         trees = trees_of(program)
-        return Loaded(program.module(), trees.arrange, trees.pick)
+        return Loaded(program.module(), trees.arrange, trees.pick, named=trees.named, takes=trees.words)
     except (RuntimeError, ValueError, OSError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
 
@@ -124,7 +137,8 @@ def _script(path: str, device: str | None) -> Loaded:
     given = schema.returns[0].type
     types = [str(one) for one in given.elements()] if isinstance(given, torch.TupleType) else []
     first = next(iter([*module.parameters(), *module.buffers()]), None)
-    return Loaded(module, *code(arguments, types), None if first is None else first.device)
+    words = ", ".join(f"{one.name}: {one.type}" for one in arguments)
+    return Loaded(module, *code(arguments, types), None if first is None else first.device, takes=words)
 
 
 def code(arguments: list[Argument], types: list[str] | None = None) -> tuple[Any, Any]:
@@ -178,14 +192,11 @@ def signature(path: str) -> Signature | None:
             inputs.append((leaf.key or name, values[name]))
         elif isinstance(name, str):  # a number that was left open
             return None
-    for i, (leaf, name) in enumerate(zip(trees.results, wanted.user_outputs, strict=True)):
+    for name, leaf, node in zip(trees.result_names(), trees.results, wanted.user_outputs, strict=True):
         if leaf.tensor:  # results have names of the graph's own, which say nothing
-            outputs.append((leaf.key or f"OUTPUT__{i}", values[name]))
+            outputs.append((name, values[node]))
     if not inputs or not outputs or any(value.dtype not in DATATYPES for _, value in (*inputs, *outputs)):
         return None
-    if len({leaf.key != "" for leaf in trees.results if leaf.tensor}) > 1:  # keys for all, or numbers
-        tensors = [i for i, leaf in enumerate(trees.results) if leaf.tensor]
-        outputs = [(f"OUTPUT__{i}", value) for i, (_, value) in zip(tensors, outputs, strict=True)]
     firsts = {str(value.shape[0]) if value.dim() else "" for _, value in (*inputs, *outputs)}
     (first,) = firsts if len(firsts) == 1 else ("",)
     rows = 0

@@ -69,7 +69,7 @@ def load(path: str, device: str, options: dict[str, Any] | None) -> Loaded:
     if len(arguments) < len(known):  # *args and the like: nobody knows how many
         arguments = []
     call = module if options is None else torch.compile(module, **options)
-    return Loaded(call, *code(arguments))
+    return Loaded(call, *code(arguments), takes=", ".join(one.name for one in arguments))
 
 
 def _class(path: str) -> Any:

@@ -122,3 +122,18 @@ class Trees:
             return [flat[place] for place in places]
 
         return picked
+
+    @property
+    def words(self) -> str:
+        """The arguments, for messages."""
+        return ", ".join(leaf.name for leaf in self.arguments if leaf.tensor)
+
+    def result_names(self) -> list[str]:
+        """What to call the results: their keys in a dictionary where all of them have one, else their numbers."""
+        keyed = all(leaf.key for leaf in self.results if leaf.tensor)
+        return [leaf.key if keyed and leaf.key else f"OUTPUT__{i}" for i, leaf in enumerate(self.results)]
+
+    def named(self, result: Any) -> list[tuple[str, Any]]:
+        """All tensors of a result, each with what to call it."""
+        found = zip(self.result_names(), pytree.tree_leaves(result), strict=True)
+        return [(name, value) for name, value in found if hasattr(value, "dtype")]

@@ -81,7 +81,7 @@ TWO_WAYS = tensors("INPUT__0:FP32:4", "INPUT__1:FP32:1"), tensors("OUTPUT__0:FP3
 SCRIPT = f'platform: "pytorch_libtorch" max_batch_size: 8 input {TWO_WAYS[0]} output {TWO_WAYS[1]}'
 REFUSED = {
     "pickled": ("", "was made by torch.save(): it is a pickle"),
-    "silent": ("", "does not say which tensors it takes and gives"),
+    "silent": ("", "does not say which tensors it takes (x: Tensor, scale: Tensor): write input into the configuration"),
     "numbered": (
         f"max_batch_size: 8 input {TWO_WAYS[0]} output {tensors('OUTPUT__0:FP32:2', 'OUTPUT__5:FP32:1')}",
         "output 'OUTPUT__5' is none of the module's results: it gives 2",
@@ -258,4 +258,45 @@ def test_an_exported_module_is_imported(tmp_path: Path, capsys: pytest.CaptureFi
     assert "input   x  FP32 [2, 4]" in capsys.readouterr().out
     torch.jit.script(MODULE).save(tmp_path / "net.pt")
     assert commands.run("import", [str(tmp_path / "net.pt"), "--repository", str(tmp_path / "other")]) == 2
-    assert f"{tmp_path}/net.pt does not say which tensors it takes" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/net.pt does not say which tensors it takes (x: Tensor, scale: Tensor)"
+        in capsys.readouterr().err
+    )
+
+
+def scripted(
+    module: torch.nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str], *inputs: str
+) -> tuple[int, str]:
+    """The exit status of importing a module, and what was said."""
+    torch.jit.script(module).save(tmp_path / "net.pt")
+    flags = [flag for one in inputs for flag in ("--input", one)]
+    status = commands.run(
+        "import", [str(tmp_path / "net.pt"), "--repository", str(tmp_path / "models"), *flags]
+    )
+    return status, "".join(capsys.readouterr())
+
+
+def test_a_script_is_imported_with_inputs_that_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = scripted(MODULE, tmp_path, capsys, "x:FP32:-1,4", "scale:FP32:-1,1")
+    assert status == 0, said
+    for line in (
+        "input   x  FP32 [-1, 4]",
+        "output  OUTPUT__0  FP32 [-1, 2]",
+        "output  OUTPUT__1  FP32 [-1, 1]",
+    ):
+        assert line in said
+    with ServerProcess(tmp_path / "models", env=dict(os.environ, PYTHONWARNINGS="")) as server:
+        response = ask(server, "net", x=X, scale=SCALE)
+    for i, wanted in enumerate(expected(X, SCALE)):
+        close(response.as_numpy(f"OUTPUT__{i}"), wanted)
+
+
+def test_a_script_that_does_not_batch_is_imported_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = scripted(Summed(), tmp_path, capsys, "x:FP32:-1,4")
+    assert status == 0, said
+    assert "input   x  FP32 [-1, 4]" in said and "output  OUTPUT__0  FP32 [1, 4]" in said
+    assert "max_batch_size" not in (tmp_path / "models/net/config.pbtxt").read_text()
