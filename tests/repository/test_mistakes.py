@@ -87,6 +87,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "capitals/1").mkdir(parents=True)
     (folder / "capitals/Config.pbtxt").write_text("max_batch_size: 4")
     (folder / "capitals/1/model.onnx").write_bytes(onnx_models.identity())
+    write_model(folder, "trees", 'backend: "fil"', {"1/model.txt": POINTER})
     misspelt = 'parameters { key: "isolatoin" value { string_value: "none" } }'
     write_model(folder, "doubtful", f'backend: "identity" {IO} dynamic_batching {{ }} {misspelt}')
     return folder
@@ -112,6 +113,14 @@ def test_the_start_a_load_and_the_check_say_the_same(server: ServerProcess, chec
     assert text in server.log()
     assert text in load(server, name).body.decode().replace("\\u0060", "`")
     assert any(f": {name}: " in line and text in line for line in checked.splitlines())
+
+
+@pytest.mark.slow
+def test_a_pointer_of_git_lfs_is_named_for_every_backend(server: ServerProcess, checked: str) -> None:
+    said = "1/model.txt is a Git LFS pointer and not the file: run `git lfs pull` where the repository was cloned"
+    reply = load(server, "trees").body.decode().replace("\\u0060", "`")
+    assert "model.txt cannot be read as lightgbm" in reply and said in reply and said in server.log()
+    assert any(": trees: " in line and said in line for line in checked.splitlines())
 
 
 @pytest.mark.slow

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+POINTER = b"version https://git-lfs"  # how a file begins that stands for one of Git LFS
+POINTER_SIZE = 1024  # and is shorter than
+SEEN = 1000  # files of a version that are looked at
 
 MODELS = (
     "model.onnx",
@@ -52,6 +57,28 @@ def hints(model_dir: Path, filename: str = "") -> list[str]:
                 f"'{name}' is no version number and is ignored; version {number} is a folder named {number}"
             )
     return found
+
+
+def pointers(version_dir: Path) -> str:
+    """A sentence for a version's folder where a file of Git LFS has not been fetched, "" where there is none. Reads files."""
+    seen = 0
+    for folder, _, names in os.walk(version_dir):
+        for name in sorted(names):
+            path = Path(folder) / name
+            seen += 1
+            try:
+                if path.stat().st_size >= POINTER_SIZE:
+                    continue
+                with path.open("rb") as file:
+                    found = file.read(len(POINTER)) == POINTER
+            except OSError:
+                continue
+            if found:
+                inside = path.relative_to(version_dir.parent)
+                return f"{inside} is a Git LFS pointer and not the file: run `git lfs pull` where the repository was cloned"
+        if seen > SEEN:
+            break
+    return ""
 
 
 def hinted(text: str, model_dir: Path) -> str:

@@ -36,7 +36,7 @@ from neptrio.config import (
 )
 from neptrio.config import model_config as model_config
 from neptrio.config.config_problems import Lost
-from neptrio.config.misplaced import hints
+from neptrio.config.misplaced import hints, pointers
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
 from neptrio.config.problem import ERROR, WARNING, Problem
@@ -428,6 +428,9 @@ def _layout(checked: Checked, folder: Path, filename: str) -> None:
         checked.report(Problem(text, str(names["config.json"]), severity=WARNING))
     for hint in hints(folder, filename):
         checked.report(Problem(hint, str(folder), severity=WARNING))
+    for name, entry in sorted(names.items()):
+        if name.isdigit() and not name.startswith("0") and (pointer := pointers(entry)):
+            checked.report(Problem(pointer, str(folder), severity=WARNING))
 
 
 def _fits(given: Sequence[int], declared: Sequence[int]) -> bool:

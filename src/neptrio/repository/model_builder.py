@@ -26,7 +26,7 @@ import trio
 from neptrio.backends import registry
 from neptrio.config import defaults, groups, validate_config
 from neptrio.config import model_config as model_config
-from neptrio.config.misplaced import hinted, hints
+from neptrio.config.misplaced import hinted, hints, pointers
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, raise_it
@@ -237,6 +237,11 @@ class ModelBuilder:
                     tries -= 1
                 held = [b for b in made if isinstance(b, Model) and b.version == str(version)]
                 if not tries or held:
+                    pointer = await self.on_thread(
+                        lambda: pointers(found.model_dir / str(version)), lambda late: None
+                    )
+                    if pointer and "Git LFS" not in error.message:
+                        error.message = f"{error.message}; {pointer}"
                     raise
                 log.warning("loading '%s' version %d is tried again, it failed: %s", name, version, error)
 

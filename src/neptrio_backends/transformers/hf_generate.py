@@ -9,7 +9,8 @@ Rules:
  1. One thread calls the model and owns all that is under way; add() and close() may be called by others.
  2. A sequence's tokens do not depend on its company, but for rounding: padding is masked, and positions are its own.
  3. Sequences are joined only where the model's memory has one place for each token and its positions can be told to it.
-    Elsewhere (sliding windows, states) each has its own calls, in turns.
+    Elsewhere (sliding windows, states) each has its own calls, in turns, and no mask: nothing is padded, and models with
+    states take a mask for one of the new tokens alone.
  4. A sequence ends with a token that ends texts, at its number of tokens, or when nobody wants it any more. It is told of
     each token and, once, of its end or of what went wrong, on the thread: whoever is told must not wait.
 """
@@ -111,6 +112,11 @@ class Generator:
         if not names:
             raise ValueError(
                 f"{type(model).__name__} keeps no keys and values of tokens, which is not served"
+            )
+        if any(hasattr(module, "recurrent_states") for module in model.modules()):
+            raise ValueError(
+                f"{type(model).__name__} keeps the state of one text in itself, which is not served: texts that are under way "
+                "together would be mixed"
             )
         self._cache_name = names[0]
         self._one_of_many = "logits_to_keep" in arguments
@@ -217,11 +223,10 @@ class Generator:
         """Runs the model over new tokens, chooses the next ones, and lets those leave that have ended."""
         given: dict[str, Any] = {
             "input_ids": ids,
-            "attention_mask": batch.mask,
             self._cache_name: batch.cache,  # to which the model adds what it remembers of them
         }
         if self.joins:
-            given["position_ids"] = positions
+            given |= {"attention_mask": batch.mask, "position_ids": positions}
         if self._one_of_many:
             given["logits_to_keep"] = 1
         found = self._model(**given, use_cache=True)

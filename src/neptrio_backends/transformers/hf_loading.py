@@ -50,10 +50,22 @@ def model(folder: Folder, dtype: str, device: str) -> Any:
         )
     try:
         found, told = made.from_pretrained(
-            folder.path, dtype=wanted, use_safetensors=True, output_loading_info=True, **LOCAL
+            folder.path,
+            dtype=wanted,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # what does not fit is told below, by its name
+            **LOCAL,
         )
     except Exception as error:  # of a dozen libraries
         raise ValueError(f"{folder.path} cannot be loaded: {type(error).__name__}: {error}") from error
+    others = sorted(
+        str(row[0] if isinstance(row, tuple) else row) for row in told.get("mismatched_keys") or ()
+    )
+    if others:
+        raise ValueError(
+            f"{folder.path} has weights that do not fit its config.json: {others[0]} ({len(others)} of its kind) has another shape"
+        )
     missing = sorted(told["missing_keys"])
     if folder.task == "feature-extraction":  # which makes its vectors of the tokens'
         missing = [name for name in missing if "pooler." not in name]

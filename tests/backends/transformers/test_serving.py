@@ -46,6 +46,7 @@ REFUSED = {
     "code": "the model type 'mine', which transformers",
     "untrained": "has no weights for classifier",
     "trusting": "code in a model's folder is never run",
+    "misfit": "weights that do not fit its config.json: classifier.",
     "unknown": "text-classification has no output 'SCORES': its outputs are RESULT, LOGITS",
 }
 
@@ -72,6 +73,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, made: dict[str, Any]) -> It
     text = config.read_text().replace('"model_type": "bert"', '"model_type": "mine"')
     config.write_text(text.replace("{", '{"auto_map": {"AutoModel": "mine.Mine"},', 1))
     (repository / "code/1/mine.py").write_text("raise SystemExit('code of the folder runs')")
+    misfit = repository / "misfit/1/config.json"
+    labels = {str(i): f"label {i}" for i in range(5)}
+    misfit.write_text(json.dumps(json.loads(misfit.read_text()) | {"id2label": labels}))
     (repository / "untrained/config.pbtxt").write_text(parameter.format("task", "text-classification"))
     (repository / "trusting/config.pbtxt").write_text(parameter.format("trust_remote_code", "true"))
     (repository / "unknown/config.pbtxt").write_text(

@@ -37,7 +37,8 @@ PROMPTS = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     repository = tmp_path_factory.mktemp("models")
     models: dict[str, Any] = {"repository": repository}
-    for name, make in (("text", tiny_models.llama), ("window", tiny_models.mistral)):
+    kinds = (("text", tiny_models.llama), ("window", tiny_models.mistral), ("state", tiny_models.mamba))
+    for name, make in kinds:
         folder = write_model(repository, name, "")
         (folder / "config.pbtxt").unlink()
         models[name] = make(folder / "1")
@@ -69,7 +70,7 @@ def complete(server: ServerProcess, path: str = "completions", **members: Any) -
     return json.loads(reply.body)
 
 
-@pytest.mark.parametrize("name", ["text", "window"])
+@pytest.mark.parametrize("name", ["text", "window", "state"])
 def test_text_made_together_is_that_of_each_alone(
     server: ServerProcess, made: dict[str, Any], name: str
 ) -> None:
@@ -188,6 +189,19 @@ def test_one_call_makes_a_token_for_each(made: dict[str, Any], generate: Any) ->
         and sum(isinstance(end, generate.Unwanted) for end in ends) == 1
     )
     assert sum(calls) == 10 + 2 + 4 + 6 + 5 + 2 and max(calls) == 4 and len(calls) <= 16
+
+
+def test_a_model_that_keeps_a_state_in_itself_is_refused(generate: Any) -> None:
+    config = transformers.RecurrentGemmaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        lru_width=16,
+    )
+    with pytest.raises(ValueError, match="keeps the state of one text in itself, which is not served"):
+        generate.Generator(transformers.RecurrentGemmaForCausalLM(config), {3}, 4)
 
 
 def test_a_failing_call_is_told_to_its_sequences_alone(made: dict[str, Any], generate: Any) -> None:

@@ -118,6 +118,22 @@ def mistral(folder: Path) -> Any:
     return model
 
 
+def mamba(folder: Path) -> Any:
+    """A decoder that keeps a state of a text."""
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.MambaConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, bos_token_id=2, eos_token_id=3, pad_token_id=0,
+        initializer_range=0.6,
+    )  # fmt: skip
+    model = transformers.MambaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    tokenizer(folder, False)
+    return model
+
+
 def vit(folder: Path) -> Any:
     """A model of images of 16 x 16 pixels."""
     import torch
