@@ -33,7 +33,8 @@ WAYS = {
     "tensorflow": (
         "convert the model once, where TensorFlow is: pip install tf2onnx, then python -m tf2onnx.convert --saved-model "
         "1/model.savedmodel --output 1/model.onnx (or --graphdef 1/model.graphdef --inputs NAME:0 --outputs NAME:0), and "
-        'backend: "onnxruntime" in config.pbtxt'
+        'backend: "onnxruntime" in config.pbtxt. Or serve it as it is on OpenVINO: backend: "openvino" and '
+        'default_model_filename: "model.savedmodel" (pip install openvino)'
     ),
 }
 

@@ -99,6 +99,9 @@ class Trees:
             raise ValueError(
                 f"the file takes {len(wanted)} tensors ({listed}), the configuration has {len(names)} inputs"
             )
+        if all(leaf.tensor and leaf.name == f"ARGS[{i}]" for i, leaf in enumerate(self.arguments)):
+            order = [places.index(i) for i in range(len(places))]  # nothing is nested
+            return lambda values: ([values[i] for i in order], {})
         constants = [leaf.constant for leaf in self.arguments]
         where = [wanted[place] for place in places]
 
@@ -114,8 +117,13 @@ class Trees:
     def pick(self, names: list[str]) -> Any:
         """A function that makes the values of these outputs of a result. Raises ValueError."""
         places = chosen(names, [leaf.names for leaf in self.results], "output")
-        if len(self.results) == 1:
-            return lambda result: [pytree.tree_leaves(result)[0]]
+        if self.results[0].name == "RESULT":
+            return lambda result: [result]
+        if (
+            all(leaf.name == f"RESULT[{i}]" for i, leaf in enumerate(self.results))
+            and not self.results[0].key
+        ):
+            return lambda result: [result[place] for place in places]
 
         def picked(result: Any) -> list[Any]:
             flat = pytree.tree_leaves(result)

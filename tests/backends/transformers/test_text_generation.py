@@ -17,6 +17,7 @@ import pytest
 from neptrio_backends import transformers as backend
 from neptrio_backends.transformers.hf_sampling import Chooser, Sampling
 from tests.backends.transformers import tiny_models
+from tests.support.control import load
 from tests.support.http import Http1
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -48,7 +49,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(made: dict[str, Any]) -> Iterator[ServerProcess]:
-    with ServerProcess(made["repository"], env=dict(os.environ, PYTHONWARNINGS="")) as server:
+    flags = ("--model-control-mode=explicit",)
+    with ServerProcess(made["repository"], *flags, env=dict(os.environ, PYTHONWARNINGS="")) as server:
+        for name in ("text", "window", "state"):  # one after the other: each imports torch twice
+            load(server, name)
         yield server
 
 
