@@ -101,6 +101,7 @@ def session_of(written: bytes) -> tuple[FrontEndSession, Template]:
             poller=SimpleNamespace(listen=ignore, unlisten=ignore),
         ),
         audit=None,
+        access=None,
     )
     fronts: Any = SimpleNamespace(
         services=services,
