@@ -264,9 +264,10 @@ class Server:
                         fronts.start_soon(self.repository.budget.watch)
                     if self.settings.model_control_mode == "on-demand" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.watch)
-                    # not set earlier, because starting may take long
-                    self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
                     started()
+                    # not set earlier: starting may take long, and the pass in which it ends, and nobody waited for it
+                    await trio.lowlevel.checkpoint()
+                    self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
                     await self.stopping.wait()
                     await self._sequences()
                     await self._drain()

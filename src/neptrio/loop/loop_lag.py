@@ -86,7 +86,10 @@ class LoopLag(LoopLagCore):
             of = f" of model '{model}'" if model else ""
             return f"{kind}{of}, {nbytes} bytes{_whose(source)}", LARGE
         if task_ns >= MOST_OF * taken:
-            return f"the task '{task.name}'", ""
+            return (
+                f"one step of the server itself, or the processor was taken away; the step is of {task.name}",
+                ALONE,
+            )
         last = f", at last{_whose(self.source)}" if self.source is not None else ""
         return f"many small things, or the processor was taken away{last}", ALONE
 
