@@ -31,7 +31,7 @@ table{border-collapse:collapse;width:100%}
 td,th{border-bottom:1px solid var(--line);padding:.2rem .5rem;text-align:left;vertical-align:top}
 .m{border-radius:.3rem;color:#fff;font-weight:600;padding:.05rem .4rem}
 .get{background:var(--get)}.post{background:var(--post)}
-nav a{margin-right:.8rem}
+nav a{display:inline-block;margin-right:.8rem}
 """
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 CONTENT_SECURITY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
