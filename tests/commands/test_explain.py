@@ -14,6 +14,20 @@ from tests.support import onnx_models
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
 
 def run(*arguments: str) -> tuple[int, str, str]:
     done = subprocess.run(
@@ -47,13 +61,21 @@ def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_repository_says_what_a_server_says_of_what_is_completed(tmp_path: Path) -> None:
-    """Nothing is written of this model: its tensors and its batching come out of its file."""
+    """Nothing is written of these models: tensors and batching come out of their files, and of the code in them."""
     write_model(tmp_path, "plain", "", {"1/model.onnx": onnx_models.identity(shape=("N", 4))})
-    of_folder = run("plain", f"--model-repository={tmp_path}")
-    with ServerProcess(tmp_path) as server:
-        of_server = run("plain", f"--url={server.http}")
-    assert of_folder[0] == 0 and of_folder[1].partition(" So far")[0] == of_server[1].partition(" So far")[0]
-    assert "Requests to 'plain' batch up to" in of_folder[1]
+    write_model(tmp_path, "own", "", {"1/model.py": COMPLETES})
+    write_model(
+        tmp_path, "broken", "", {"1/model.py": COMPLETES.replace("return config", "raise OSError(5)")}
+    )
+    names = ("plain", "own")
+    of_folder = [run(name, f"--model-repository={tmp_path}") for name in names]
+    status, out, err = run("broken", f"--model-repository={tmp_path}")
+    assert status == 1 and out == "" and "OSError: 5" in err and "Traceback" not in err
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        of_server = [run(name, f"--url={server.http}") for name in names]
+    for name, there, here in zip(names, of_folder, of_server, strict=True):
+        assert there[0] == 0 and there[1].partition(" So far")[0] == here[1].partition(" So far")[0]
+        assert f"Requests to '{name}' batch up to" in there[1] and there[2] == ""
 
 
 @pytest.mark.slow

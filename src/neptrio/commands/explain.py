@@ -1,7 +1,7 @@
 """Say in words what will and won't batch for a model, and why; or plan a budget of memory for models on demand.
 
-The configuration is read from a model repository, or asked from a running server. The server has filled in
-what the configuration leaves open, and also tells why it closed its batches so far. With --plot a running server is
+The configuration is read from a model repository, or asked from a running server. What it leaves open is filled in, by the
+model's own code where it does that; the server also tells why it closed its batches so far. With --plot a running server is
 measured. With --memory the traffic of trace files is played against budgets.
 """
 
@@ -16,11 +16,13 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.execution.backend import LoadContext
+from neptrio.execution.model_host import ModelHost
 from neptrio.flags import authorization
 from neptrio.limits import shown
 from neptrio.repository import scan
@@ -33,6 +35,9 @@ from neptrio.sweep import report
 from neptrio.terminal import counted
 from neptrio.traces import memory_plan
 from neptrio.traces.reader import NoTraceFile, read
+
+if TYPE_CHECKING:
+    from neptrio.repository.check import Checked
 
 HELP = "say what will and won't batch for a model, measure one, or plan a budget of memory"
 SHOWN = 10  # models in a plan
@@ -95,20 +100,34 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read(repository: Path, name: str) -> Any:
-    """The configuration as a server completes it, as far as files tell that. Raises InvalidArgument."""
+    """The configuration as a server completes it. Raises TritonError."""
     from neptrio.repository.check import Checker
 
     if not (repository / name).is_dir():
         raise InvalidArgument(f"there is no model '{name}' in {repository}")
-    checked = Checker(Settings(model_repository=(repository,)), here=False).model(name)
+    settings = Settings(model_repository=(repository,))
+    checked = Checker(settings, here=False).model(name)
     if checked.config is None:
         raise InvalidArgument("\n".join(map(str, checked.problems)))
-    if not checked.complete:
-        print(
-            f"warning: '{name}' may complete its configuration when it is loaded; `neptrio explain {name}` asks a running server",
-            file=sys.stderr,
-        )
-    return checked.config
+    return checked.config if checked.complete else _completed(checked, settings)
+
+
+def _completed(checked: Checked, settings: Settings) -> Any:
+    """The configuration of a model that completes it itself, which runs the model's own code for that, as a load does. Raises
+    TritonError."""
+    from neptrio.backends import registry
+    from neptrio.config import defaults
+
+    assert checked.source is not None and checked.folder is not None
+    config, version = model_config.new_config(), max(checked.versions)
+    config.CopyFrom(checked.source.config)
+    place = checked.folder / str(version)
+    backend = registry.find_for(config, settings, [place, checked.folder])
+    backend.auto_complete(
+        LoadContext(checked.name, version, checked.folder, place, config, settings, cast(ModelHost, None))
+    )
+    defaults.fill(config, backend)
+    return config
 
 
 def _memory(options: argparse.Namespace) -> int:
