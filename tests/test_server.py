@@ -201,7 +201,7 @@ def test_open_requests_are_answered(
     assert gate.server.process.wait(60) == 0
     assert (tmp_path / "finalized").exists()
     gate.close()
-    assert "] stopping: 1 requests under way\n" in gate.server.log() and "] stopped\n" in gate.server.log()
+    assert "] stopping: 1 request under way\n" in gate.server.log() and "] stopped\n" in gate.server.log()
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ from neptrio.service.statistics import StatisticsService
 from neptrio.service.tokens import LOOK_SECONDS, Tokens
 from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
+from neptrio.terminal import counted
 from neptrio.transport.admin_server import AdminServer
 from neptrio.transport.console import Ports
 from neptrio.transport.grpc.server import GrpcServer
@@ -350,9 +351,8 @@ class Server:
     def stop(self) -> None:
         """Begins the shutdown. Trio thread only."""
         if not self.stopping.is_set():
-            log.info(
-                "stopping: %d requests under way", sum(m.inflight for m in self.repository.ready_models())
-            )
+            under_way = sum(m.inflight for m in self.repository.ready_models())
+            log.info("stopping: %s under way", counted(under_way, "request"))
         self._deadline = trio.current_time() + self.settings.exit_timeout_secs
         self.verbs.metadata.exiting = True
         self.repository.flush()

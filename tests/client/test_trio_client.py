@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 import trio
 
-from neptrio.client import ConnectionLost, InferenceError, SequenceBroken, open_client
+from neptrio.client import (
+    Client,
+    ConnectionLost,
+    InferenceError,
+    Sequence,
+    SequenceBroken,
+    Stream,
+    open_client,
+)
+from neptrio.client.http import HttpClient
 from tests.sequences.models import sequence_config
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -96,3 +106,11 @@ def test_a_lost_connection_breaks_the_sequence_and_does_not_restart_it(tmp_path:
 
     run(main)
     server.stop()
+
+
+def test_signatures_name_what_may_be_given() -> None:
+    """What is misspelt is no option that is quietly left out."""
+    for function in (Client.infer, Stream.send, Sequence.send, HttpClient.infer):
+        parameters = inspect.signature(function).parameters
+        assert {"id", "outputs", "parameters"} <= set(parameters)
+        assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())

@@ -17,6 +17,7 @@ from neptrio.codec.descriptors import message_class
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 Inputs = Mapping[str, np.ndarray]
+Parameters = Mapping[str, bool | int | float | str]
 
 
 class InferenceError(Exception):
@@ -42,20 +43,25 @@ class Result:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
-def encode(model: str, inputs: Inputs, **options: Any) -> bytes:
-    """The bytes of a ModelInferRequest.
-
-    `inputs` are arrays by name. Options: version, id, outputs (names), parameters (bool, int, float or str).
-    """
+def encode(
+    model: str,
+    inputs: Inputs,
+    *,
+    version: str = "",
+    id: str = "",
+    outputs: Iterable[str] = (),
+    parameters: Parameters | None = None,
+) -> bytes:
+    """The bytes of a ModelInferRequest. `inputs` are arrays by name, `outputs` the names of those that are wanted: none for all."""
     request = message_class("inference.ModelInferRequest")()
     request.model_name = model
-    request.model_version = options.get("version", "")
-    request.id = options.get("id", "")
-    for key, value in (options.get("parameters") or {}).items():
+    request.model_version = version
+    request.id = id
+    for key, value in (parameters or {}).items():
         kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[
             type(value)
         ]
-        if kind == "int64_param" and value >= 1 << 63:
+        if kind == "int64_param" and int(value) >= 1 << 63:
             kind = "uint64_param"
         setattr(request.parameters[key], kind, value)
     for name, given in inputs.items():
@@ -66,7 +72,7 @@ def encode(model: str, inputs: Inputs, **options: Any) -> bytes:
         request.inputs.add(name=name, datatype=datatypes.NAME[dtype], shape=array.shape)
         raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
         request.raw_input_contents.append(raw)
-    for name in options.get("outputs") or ():
+    for name in outputs:
         request.outputs.add(name=name)
     return bytes(request.SerializeToString())
 
@@ -92,9 +98,20 @@ class Stream:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def send(self, model: str, inputs: Inputs, **options: Any) -> None:
-        """Sends a request; the options are those of encode(). Raises ConnectionLost."""
-        await self._call.send(encode(model, inputs, **options))
+    async def send(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str = "",
+        id: str = "",
+        outputs: Iterable[str] = (),
+        parameters: Parameters | None = None,
+    ) -> None:
+        """Sends a request; `outputs` are the names of those that are wanted, none for all. Raises ConnectionLost."""
+        await self._call.send(
+            encode(model, inputs, version=version, id=id, outputs=outputs, parameters=parameters)
+        )
 
     async def receive(self) -> Result | None:
         """The next response, None at the end of the stream.
@@ -133,8 +150,16 @@ class Sequence:
         self._broken = ""
         self._lock = trio.StrictFIFOLock()
 
-    async def send(self, inputs: Inputs, *, last: bool = False, **options: Any) -> Result:
-        """Sends the next request and returns its response; `last` ends the sequence.
+    async def send(
+        self,
+        inputs: Inputs,
+        *,
+        last: bool = False,
+        id: str = "",
+        outputs: Iterable[str] = (),
+        parameters: Parameters | None = None,
+    ) -> Result:
+        """Sends the next request and returns its response; `last` ends the sequence, `outputs` names those that are wanted.
 
         Concurrent callers are served in the order in which they called. Raises InferenceError when the
         server refuses or fails this request, SequenceBroken when the sequence is over or out of reach.
@@ -144,15 +169,15 @@ class Sequence:
                 raise SequenceBroken(self._broken)
             if self.ended:
                 raise SequenceBroken(f"sequence {self.id!r} of '{self._model}' has ended: open a new one")
-            parameters = {
-                **(options.pop("parameters", None) or {}),
+            place = {
+                **(parameters or {}),
                 "sequence_id": self.id,
                 "sequence_start": self.sent == 0,
                 "sequence_end": last,
             }
             try:
                 await self._stream.send(
-                    self._model, inputs, version=self._version, parameters=parameters, **options
+                    self._model, inputs, version=self._version, id=id, outputs=outputs, parameters=place
                 )
                 result = await self._stream.receive()
             except InferenceError as error:
@@ -200,9 +225,19 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
-        """One unary inference; the options are those of encode(). Raises InferenceError, ConnectionLost."""
-        raw = await self.unary("ModelInfer", encode(model, inputs, **options))
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str = "",
+        id: str = "",
+        outputs: Iterable[str] = (),
+        parameters: Parameters | None = None,
+    ) -> Result:
+        """One unary inference; `outputs` are the names of those that are wanted, none for all. Raises InferenceError, ConnectionLost."""
+        request = encode(model, inputs, version=version, id=id, outputs=outputs, parameters=parameters)
+        raw = await self.unary("ModelInfer", request)
         return decode(message_class("inference.ModelInferResponse").FromString(raw))
 
     async def unary(self, method: str, request: bytes) -> bytes:

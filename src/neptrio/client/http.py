@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from neptrio import datatypes
-from neptrio.client.client import InferenceError, Inputs, Result
+from neptrio.client.client import InferenceError, Inputs, Parameters, Result
 from neptrio.client.connection import ConnectionLost
 from neptrio.flags import authorization
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
@@ -69,13 +70,20 @@ class HttpClient:
             raise InferenceError(message or f"HTTP status {answer.status}", answer.status)
         return content, answer.getheader(HEADER, "")
 
-    def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
-        """One inference with binary tensors. Options: version, id, outputs (names), parameters.
-
-        Raises InferenceError, ConnectionLost.
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str = "",
+        id: str = "",
+        outputs: Iterable[str] = (),
+        parameters: Parameters | None = None,
+    ) -> Result:
+        """One inference with binary tensors; `outputs` are the names of those that are wanted, none for all. Raises
+        InferenceError, ConnectionLost.
         """
-        text, raws = encode(inputs, **options)
-        version = options.get("version")
+        text, raws = encode(inputs, id=id, outputs=outputs, parameters=parameters)
         path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "") + "/infer"
         body, size = self.call("POST", path, b"".join([text, *raws]),
                                {"Content-Type": "application/octet-stream", HEADER: str(len(text))})  # fmt: skip
@@ -87,12 +95,14 @@ class HttpClient:
             connection.close()
 
 
-def encode(inputs: Inputs, **options: Any) -> tuple[bytes, list[bytes]]:
-    """The JSON part of a request's body and the binary tensors behind it. Options: id, outputs (names), parameters."""
+def encode(
+    inputs: Inputs, *, id: str = "", outputs: Iterable[str] = (), parameters: Parameters | None = None
+) -> tuple[bytes, list[bytes]]:
+    """The JSON part of a request's body and the binary tensors behind it; `outputs` are the names of those that are wanted."""
     head: dict[str, Any] = {"inputs": []}
-    if options.get("id"):
-        head["id"] = options["id"]
-    head["parameters"] = {**(options.get("parameters") or {}), "binary_data_output": True}
+    if id:
+        head["id"] = id
+    head["parameters"] = {**(parameters or {}), "binary_data_output": True}
     raws = []
     for name, given in inputs.items():
         array = np.asarray(given)
@@ -103,8 +113,9 @@ def encode(inputs: Inputs, **options: Any) -> tuple[bytes, list[bytes]]:
         raws.append(raw)
         head["inputs"].append({"name": name, "datatype": datatypes.NAME[dtype], "shape": array.shape,
                                "parameters": {"binary_data_size": len(raw)}})  # fmt: skip
-    if options.get("outputs"):
-        head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in options["outputs"]]
+    wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    if wanted:
+        head["outputs"] = wanted
     return json.dumps(head).encode(), raws
 
 
