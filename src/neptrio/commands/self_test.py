@@ -1,5 +1,5 @@
 """Tries the server out on this machine: `neptrio self-test`. It starts one on free loopback ports, with a small model of each
-backend, sends each a request over HTTP and over gRPC, opens the pages, takes a trace, and stops it. A line for each.
+built-in backend, sends each a request over HTTP and over gRPC, opens the pages, takes a trace, and stops it. A line for each.
 
 Exit status: 0 when everything works or cannot be tried here (the line says why), 1 when something fails.
 """
