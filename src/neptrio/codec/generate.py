@@ -16,7 +16,7 @@ from neptrio.codec.json_reader import ArrayText, Stop, load
 from neptrio.codec.json_request import add_parameter
 from neptrio.codec.json_tensor import tensor_json, tensor_of
 from neptrio.codec.json_writer import dump
-from neptrio.errors import InvalidArgument
+from neptrio.errors import InvalidArgument, meant
 from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
@@ -56,7 +56,11 @@ def decode(
                 if not isinstance(value, str):
                     raise InvalidArgument("Unable to parse 'id': attempt to access JSON non-string as string")
                 request.id = value
-            add_parameter(request, key, value)
+            try:
+                add_parameter(request, key, value)
+            except InvalidArgument as error:
+                near = meant(key, specs)
+                raise InvalidArgument(f"{error} It is no input, either{near}") if near else error from None
     for key in repeated:
         if key in specs:  # a repeated parameter is no error: its first value counts
             raise InvalidArgument(

@@ -63,6 +63,7 @@ KIND = "attempt to access JSON non-object as object"
         ("text", {"INPUT0": "a", "nul": None}, 400, "parameter 'nul' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "parameters": {"x": []}}, 400, "Converting keyword: 'parameters': parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "x": []}, 400, "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
+        ("text", {"INPUT": ["a"]}, 400, "parameter 'INPUT' has invalid type. It should be either 'int', 'bool', or 'string'. It is no input, either, did you mean 'INPUT0'?"),
         ("text", {"INPUT0": "a", "parameters": 1}, 400, f"Expected JSON object for keyword: 'parameters': {KIND}"),
         ("text", b'{"INPUT0":"a","INPUT0":"a"}', 400, "[request id: <id_unknown>] input 'INPUT0' already exists in request"),
         ("text", b'{"id":"i","INPUT0":"a","x":1,"x":2,"INPUT0":"b"}', 400, "[request id: i] input 'INPUT0' already exists in request"),
