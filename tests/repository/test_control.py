@@ -86,6 +86,11 @@ def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> No
     assert all(row["name"] not in ("nope", "...") for row in client.get_model_repository_index())
     assert "bad/config.pbtxt:1:" in refused(load(server, "bad"), 500)
     assert rows(client, "bad")[0][:2] == ("", "UNAVAILABLE")
+    with pytest.raises(
+        InferenceServerException, match="'bad' is not found; it failed to load, the log and the repository"
+    ):
+        infer(client, "bad")
+    assert refused(load(server, "frist"), 500).endswith(f"repositories '{repository}', did you mean 'first'?")
     assert client.is_server_ready(), "a folder that cannot be taken does not count"
     assert refused(load(server, "bare"), 400) == (
         "load failed for model 'bare': at least one version must be available under the version policy of model "

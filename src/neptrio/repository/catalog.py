@@ -25,6 +25,8 @@ from neptrio.repository.repositories import Repositories
 from neptrio.scheduling.base import Scheduler
 from neptrio.settings import Settings
 
+WHY = ", the log and the repository index say why"
+
 
 def version_number(version: str) -> int:
     """The number of a version named in a request. Raises InvalidArgument for text that is no number."""
@@ -84,8 +86,12 @@ class Catalog:
         """
         if len(name) > LONGEST_NAME:
             return too_long("model", name)
-        near = "" if self._settings.auth_config is not None else meant(name, self.latest)
-        return NotFound(f"Request for unknown model: '{shown(name)}' is not found{near}")
+        record = self.records.get(name)
+        if record is not None and record.listed and record.problem:
+            said = f"; it failed to load{WHY}"
+        else:
+            said = "" if self._settings.auth_config is not None else meant(name, self.latest)
+        return NotFound(f"Request for unknown model: '{shown(name)}' is not found{said}")
 
     def lookup(self, name: str, version: str = "") -> Model:
         """The ready version with that number, or the highest one. Errors are those of docs/protocol/features.md A1."""
@@ -101,7 +107,7 @@ class Catalog:
             self._refuse_absent(name)
             if self._rows(name) or self._versionless(name):
                 failed = any(row.state is version_states.State.FAILED for row in self._rows(name).values())
-                why = "; it failed to load, the log and the repository index say why" if failed else ""
+                why = f"; it failed to load{WHY}" if failed else ""
                 raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions{why}")
             raise self._unknown(name)
         for what, text in (("model", name), ("version", version)):

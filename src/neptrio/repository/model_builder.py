@@ -29,7 +29,7 @@ from neptrio.config import model_config as model_config
 from neptrio.config.misplaced import hinted, hints, pointers
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
-from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, raise_it
+from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, meant, raise_it
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary, text_of
@@ -139,6 +139,8 @@ class ModelBuilder:
                 raise PollFailure(scan.DUPLICATE)
             elif not folders:
                 no_model = self._repositories.no_model(name, parameters.repository)
+                if self._settings.auth_config is None:  # tokens may keep names from whoever asks
+                    no_model += meant(name, self._repositories.names(parameters.repository))
                 raise PollFailure("; ".join((no_model, *self._repositories.problems)))
             else:
                 model_dir = folders[0]
