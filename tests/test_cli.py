@@ -318,6 +318,7 @@ def test_help_is_grouped_and_names_every_flag(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     for group in ("general:", "model repository:", "HTTP/REST:", "gRPC:", "logging:"):
         assert group in text
+    assert "%%" not in text and not re.search(r"\(default[^)]*\)\s*\(default", text)
     for action in actions():
         if action.help != "==SUPPRESS==":
             assert action.help, f"{action.option_strings} has no help text"

@@ -80,7 +80,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="how often modes poll and on-demand look at the folders, 0 = never again")  # fmt: skip
     add("--load-model", action="append", default=[],
         help="a model to load at start in modes explicit and on-demand, '*' for all; may be repeated")  # fmt: skip
-    add("--model-memory-budget", type=flags.memory_budget, action="append", default=[], metavar="SIZE|P%%|gpu:N=SIZE",
+    add("--model-memory-budget", type=flags.memory_budget, action="append", default=[], metavar="SIZE|P%|gpu:N=SIZE",
         help="the memory of the host that models may hold together (8GiB, 500MiB, bytes, or a share of what the server may "
         "use), or that of a GPU (gpu:0=20GiB); models that are loaded on demand are put away for others; may be "
         "repeated")  # fmt: skip
@@ -135,7 +135,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         "--allow-client-shm",
         type=flags.boolean,
         default=False,
-        help="let clients register CUDA memory regions",
+        help="let clients register regions of shared memory, the system's and CUDA's",
     )
     add("--pinned-memory-pool-byte-size", type=flags.not_negative, default=256 << 20,
         help="page-locked memory for outputs of kernel models, at most, per GPU; what is above uses ordinary memory")  # fmt: skip
@@ -352,7 +352,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
         return _METAVARS.get(action.type, "VALUE")
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, "", [], argparse.SUPPRESS) or not action.option_strings:
+        told = "(default: " in (action.help or "")
+        if told or action.default in (None, "", [], argparse.SUPPRESS) or not action.option_strings:
             return action.help
         return super()._get_help_string(action)
 
