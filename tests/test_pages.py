@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -84,6 +86,7 @@ def test_the_page_of_changes_has_its_names() -> None:
     assert [row for row in rows if row.count(" | ") != 2] == []
 
 
+OLD = ("--strict-model-config", "--response-cache-byte-size")  # of older releases, which --help leaves out
 OF_OTHERS = {  # programs that the pages call: docker, helm, pip, pytest, curl, nvcc, the project's own tools
     *("--build-arg", "--cap-drop", "--security-opt", "--tmpfs", "--set", "--require-hashes", "--only-binary"),
     *(
@@ -100,16 +103,18 @@ OF_OTHERS = {  # programs that the pages call: docker, helm, pip, pytest, curl, 
 }
 
 
-def flags_of_commands() -> dict[str, list[str]]:
-    """command -> its flags, each with all its spellings."""
-    found = {"": [" ".join(action.option_strings) for action in serving.parser()._actions]}
+def helps() -> list[str]:
+    """The texts of --help: of the server, the subcommands, and the actions of `trace`."""
+    found = [serving.parser().format_help()]
     for name in commands.names():
-        parsers = [argparse.ArgumentParser()]
-        commands.load(name).add_arguments(parsers[0])
-        for action in parsers[0]._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
-        found[name] = [" ".join(a.option_strings) for p in parsers for a in p._actions if a.option_strings]
+        parser = argparse.ArgumentParser()
+        commands.load(name).add_arguments(parser)
+        found.append(parser.format_help())
+        for action in re.findall(r"^    ([a-z]+) ", found[-1], re.M) if name == "trace" else ():
+            text = io.StringIO()
+            with contextlib.redirect_stdout(text), pytest.raises(SystemExit):
+                parser.parse_args([action, "--help"])
+            found.append(text.getvalue())
     return found
 
 
@@ -119,12 +124,16 @@ def test_pages_name_the_flags_that_there_are() -> None:
     named = {
         flag for page in pages for flag in re.findall(r"(?<![\w-])--?[a-z][a-z0-9_-]*", page.read_text())
     }
-    there = flags_of_commands()
-    known = {flag for spelt in there.values() for flags in spelt for flag in flags.split()}
-    known |= set(flags.NO_EFFECT) | set(flags.MISSING) | OF_OTHERS
+    there = [  # each with all its spellings
+        set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9_-]*", option))
+        for text in helps()
+        for option in re.findall(r"^  (-.+?)(?:  |$)", text, re.M)
+    ]
+    assert {"--report"} in there and {"-o", "--output"} in there
+    known = {*OF_OTHERS, *OLD, *flags.NO_EFFECT, *flags.MISSING}.union(*there)
     assert {flag for flag in named if flag.startswith("--")} - known == set()
-    missing = {spelt for of in there.values() for spelt in of if not named & set(spelt.split())}
-    assert missing <= {"--version", "-h --help"}
+    missing = [sorted(spelt) for spelt in there if not named & spelt]
+    assert [spelt for spelt in missing if spelt not in (["--version"], ["--help", "-h"])] == []
 
 
 def test_every_make_target_is_in_the_guide() -> None:
