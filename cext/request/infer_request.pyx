@@ -244,7 +244,7 @@ cdef class InferRequest:
     """One inference request, from its decoding to its final response."""
 
     def __cinit__(self):
-        self.model_version = ""
+        self.model_name = self.model_version = ""
         self.id = ""
         self.sequence_id = 0
         self.batch_size = 1

@@ -97,8 +97,12 @@ def test_more_requests_in_a_second_than_an_address_may_make(repository: Path, ki
         triton.close()
 
 
-def test_messages_of_a_stream_count_as_requests(repository: Path) -> None:
-    with start(repository, "lean", "--max-requests-per-second-per-address=2") as server:
+def test_messages_of_a_stream_count_as_requests(repository: Path, tmp_path: Path) -> None:
+    log = tmp_path / "access"  # whose lines are made of messages that are refused before they are read, too
+    with start(
+        repository, "lean", "--max-requests-per-second-per-address=2",
+        "--access-log=json", f"--access-log-file={log}",
+    ) as server:  # fmt: skip
         triton = triton_grpc.InferenceServerClient(server.grpc)
         answers: queue.Queue[Any] = queue.Queue()
         triton.start_stream(lambda result, error: answers.put(error))
@@ -109,6 +113,12 @@ def test_messages_of_a_stream_count_as_requests(repository: Path) -> None:
         assert any(error is None for error in errors)
         triton.stop_stream()
         triton.close()
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    made = sorted((row["message"], row["grpc_status"], row.get("model")) for row in rows if "message" in row)
+    assert made == [
+        (number, "OK", "simple") if error is None else (number, "RESOURCE_EXHAUSTED", None)
+        for number, error in enumerate(errors, 1)
+    ]
 
 
 @pytest.fixture
