@@ -10,6 +10,7 @@ import difflib
 from typing import Any
 
 from neptrio.config.defaults import OWNERS, is_ensemble
+from neptrio.config.isolation import parameter
 from neptrio.config.locate import Path
 
 # parameters of Python models and their processes: one that is nearly one of these is misspelt
@@ -34,15 +35,42 @@ PARAMETERS = (
 _LOWER = {name.lower(): name for name in PARAMETERS}
 ONNX = "onnxruntime"
 KERNEL = "kernel"
+BUILT_IN = ("identity", KERNEL, ONNX, "sequence", "python")
+
+
+def has_own_backend(config: Any) -> bool:
+    """Whether the model's backend is none of those that are built in, or asks for the library in the place of one: it reads
+    its configuration itself."""
+    return config.backend not in BUILT_IN or parameter(config, "compiled").lower() == "true"
 
 
 def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
     """(field path, why it has no effect) of each such field that is set in a completed ModelConfig.
 
-    Of ensembles none is told.
+    Of ensembles none is told, nor those that a backend may read which is not built in.
     """
     if is_ensemble(config):
         return []
+    found = [] if has_own_backend(config) else _hints(config)
+    if config.HasField("dynamic_batching") and config.max_batch_size == 0:
+        why = "batches nothing: max_batch_size is 0, so requests are executed one by one"
+        found.append((("dynamic_batching",), why))
+    for key in sorted(config.parameters):
+        near = difflib.get_close_matches(key.lower(), _LOWER, 1, 0.85)
+        if near and key not in PARAMETERS:
+            meant = _LOWER[near[0]]
+            found.append(
+                (("parameters", key), f"'{key}' is no parameter of this server, did you mean '{meant}'?")
+            )
+    owner = OWNERS.get(config.platform)
+    if owner is not None and owner != config.backend:
+        why = f"'{config.platform}' is a platform of backend '{owner}': backend '{config.backend}' serves the model nevertheless"
+        found.append((("platform",), why))
+    return found
+
+
+def _hints(config: Any) -> list[tuple[Path, str]]:
+    """Those that other backends and hardware know."""
     backend, optimization = config.backend, config.optimization
     found: list[tuple[Path, str]] = []
     if backend != ONNX:
@@ -65,24 +93,10 @@ def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
     if optimization.gather_kernel_buffer_threshold:
         why = "has no effect: inputs are not gathered by a kernel"
         found.append((("optimization", "gather_kernel_buffer_threshold"), why))
-    if config.HasField("dynamic_batching") and config.max_batch_size == 0:
-        why = "batches nothing: max_batch_size is 0, so requests are executed one by one"
-        found.append((("dynamic_batching",), why))
-    for key in sorted(config.parameters):
-        near = difflib.get_close_matches(key.lower(), _LOWER, 1, 0.85)
-        if near and key not in PARAMETERS:
-            meant = _LOWER[near[0]]
-            found.append(
-                (("parameters", key), f"'{key}' is no parameter of this server, did you mean '{meant}'?")
-            )
     for i, group in enumerate(config.instance_group):
         if group.profile:
             found.append((("instance_group", i, "profile"), "has no effect: profiles are TensorRT's"))
         if group.host_policy:
             why = "has no effect: this server has no host policies"
             found.append((("instance_group", i, "host_policy"), why))
-    owner = OWNERS.get(config.platform)
-    if owner is not None and owner != backend:
-        why = f"'{config.platform}' is a platform of backend '{owner}': backend '{backend}' serves the model nevertheless"
-        found.append((("platform",), why))
     return found

@@ -16,6 +16,7 @@ from neptrio import datatypes
 from neptrio.config import accelerators, demand, locate, version_labels
 from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
+from neptrio.config.no_effect import has_own_backend
 from neptrio.config.problem import Problem
 from neptrio.config.sequence_config import CORRID, CORRID_TYPES
 from neptrio.config.timing import tells_times
@@ -339,7 +340,7 @@ def _instance_groups(c: _Check) -> None:
                 (*at, "gpus"),
                 f"instance group '{group.name}' has kind KIND_CPU but names GPUs {_list(group.gpus)}",
             )
-        if group.secondary_devices:
+        if group.secondary_devices and not has_own_backend(c.config):
             c.fail((*at, "secondary_devices"), "secondary devices are TensorRT's, which is not served")
 
 

@@ -80,6 +80,10 @@ def server(
     steps += 'output_map { key: "TEXT" value: "TEXT" } } ] } platform: "ensemble" max_batch_size: 8 input [ { name: "IN" '
     steps += 'data_type: TYPE_INT32 dims: [ -1 ] } ] output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]'
     write_model(folder, "steps", steps)
+    group = 'instance_group [ { count: 1 kind: KIND_CPU passive: true profile: "of another group" }, '
+    group += '{ count: 1 kind: KIND_CPU host_policy: "mine" profile: [ "first", "second" ] '
+    group += "secondary_devices [ { kind: KIND_NVDLA device_id: 3 } ] } ] "
+    write_model(folder, "every", TEXT + group)
     write_model(folder, "types", text + " ] output [ " + every.replace("{0}", "OUT") + " ]" + ONE)
     made = ServerProcess(
         folder,

@@ -336,6 +336,7 @@ error TRITONBACKEND_GetBackendAttribute(object backend, object attribute) {
   void* state;
   fine(TRITONBACKEND_BackendState(backend, &state));
   if (state != &model_state) abort();
+  fine(TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attribute, true));
   return TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(attribute, 1, 2, NULL, 0);
 }
 
@@ -432,6 +433,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       call(request, what + 5, "");
     } else if (strncmp(what, "call, ", 6) == 0) {
       call(request, "identity", what + 6);
+    } else if (strcmp(what, "every") == 0) {
+      every(instance, request);
     } else if (strncmp(what, "server says", 11) == 0) {
       server_says(request, what + 11);
     } else if (strcmp(what, "count") == 0) {

@@ -9,6 +9,7 @@ void answer_text(object request, const char* text);
 
 extern object server;
 
+void every(object instance, object request); /* every.c */
 void server_says(object request, const char* what); /* server.c */
 void call(object request, const char* model, const char* how); /* calls.c */
 void measured(object instance, object request); /* statistics.c */

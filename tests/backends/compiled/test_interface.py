@@ -48,3 +48,9 @@ def test_what_is_unsupported_says_so_by_its_name() -> None:
     names = [name for name, state in table().items() if state == "unsupported"]
     assert len(names) > 50
     subprocess.run([sys.executable, "-c", CALLS, host.library_path(), *names], check=True)
+
+
+def test_what_is_served_is_called_by_the_tests() -> None:
+    calls = "".join(path.read_text() for path in Path(__file__).parent.rglob("*.c"))
+    names = [name for name, state in table().items() if state != "unsupported"]
+    assert [name for name in names if re.search(rf"\b{name}\(", calls) is None] == []

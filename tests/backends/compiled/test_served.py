@@ -15,6 +15,7 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.compiled.asking import asked, numbers, text_of
+from tests.support import metrics
 from tests.support.datatypes import TYPES
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -200,6 +201,18 @@ def test_it_calls_models_of_the_server(client: Any) -> None:
 )
 def test_an_allocator_is_asked_where_and_completes_attributes(client: Any, how: str, told: str) -> None:
     assert text_of(client, f"call, {how}") == told
+
+
+def test_every_function_does_what_it_says(client: Any, server: ServerProcess) -> None:
+    assert text_of(client, "every", model="every", sequence_id="a sequence") == "all as it should be"
+    text = metrics.scrape(server)
+    found = [
+        metrics.value(text, f"probe_durations_{name}", **at)
+        for name, at in (("bucket", {"le": "10"}), ("sum", {}))
+    ]
+    assert found == [1, 5]
+    usage = client.get_inference_statistics("every")["model_stats"][0]["memory_usage"]
+    assert [row["byte_size"] for row in usage if row["type"] == "GPU"] == [2000]
 
 
 def test_what_the_server_says_of_itself_and_its_models(client: Any) -> None:

@@ -43,7 +43,7 @@ class TritonPythonModel:
         kind = args["model_instance_kind"].removeprefix("KIND_")
         self._host = Host()
         self._host.begin(start, args["model_config"], False)
-        group = group_of(config, kind)
+        group = group_of(config, name)
         policy = group.get("host_policy") or f"{kind.lower()}_{args['model_instance_device_id']}"
         self._host.instance(
             name,
@@ -53,7 +53,7 @@ class TritonPythonModel:
             json.dumps({policy: {}}),
             list(group.get("profile") or ()),
             [
-                (str(row.get("kind", "")).removeprefix("KIND_"), int(row.get("device_id", 0)))
+                (str(row.get("kind") or "KIND_NVDLA"), int(row.get("device_id", 0)))
                 for row in group.get("secondary_devices") or ()
             ],
             bool((config.get("model_transaction_policy") or {}).get("decoupled")),
@@ -89,7 +89,7 @@ def merged(
     return made
 
 
-def group_of(config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The instance group that an instance belongs to, as far as its kind tells."""
+def group_of(config: dict[str, Any], instance: str) -> dict[str, Any]:
+    """The instance group that an instance belongs to: its name is the group's, and a number."""
     rows: list[dict[str, Any]] = config.get("instance_group") or []
-    return next((row for row in rows if row.get("kind") == f"KIND_{kind}"), {})
+    return next((row for row in rows if row.get("name") == instance.rpartition("_")[0]), {})
