@@ -5,16 +5,18 @@ cdef enum:
     SUB_BITS = 6                        # 64 buckets per power of two
     SUB_BUCKETS = 1 << SUB_BITS
     MAX_BITS = 42                       # values above 2**42 ns (73 minutes) are counted in the last bucket
-    BUCKETS = (MAX_BITS - SUB_BITS + 1) * SUB_BUCKETS
+    ROWS = MAX_BITS - SUB_BITS + 1
+    BUCKETS = ROWS * SUB_BUCKETS
 
 cdef int bucket_of(int64_t value) noexcept nogil
 
 cdef class Histogram:
-    cdef uint64_t* counts               # BUCKETS cells, allocated together with the histogram
+    cdef (uint64_t*)[ROWS] rows         # of SUB_BUCKETS cells each; NULL: all of it is 0 (rule 5)
     cdef readonly uint64_t count
     cdef readonly uint64_t sum
     cdef readonly int64_t max
     cdef void add(self, int64_t value) noexcept
+    cdef uint64_t at(self, int index) noexcept
 
 cdef class SlidingHistogram:
     cdef readonly int64_t window_ns

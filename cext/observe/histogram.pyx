@@ -13,6 +13,8 @@ Rules:
  3. Values of 0 or less are counted in the first bucket. Values above 2**42 are counted in the last one, for which
     percentile() returns the largest value seen.
  4. All histograms have the same buckets, so merging them adds cells and loses nothing.
+ 5. Cells of a power of two are there from the first value among them on: a model's durations are of a few powers of two, there
+    are five histograms of each model, and thousands of models that are put away keep theirs.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -53,25 +55,40 @@ cdef int64_t upper_of(int index) noexcept nogil:
     return lower_of(index + 1)
 
 
+cdef uint64_t* row_of(Histogram h, int index) noexcept:
+    """The row of a bucket, made if need be; NULL where there is no memory for it."""
+    cdef uint64_t* row = h.rows[index >> SUB_BITS]
+    if row == NULL:
+        row = h.rows[index >> SUB_BITS] = <uint64_t*>calloc(SUB_BUCKETS, sizeof(uint64_t))
+    return row
+
+
 cdef class Histogram:
     """Counts of non-negative integers (nanoseconds, or anything else)."""
 
-    def __cinit__(self):
-        self.counts = <uint64_t*>calloc(BUCKETS, sizeof(uint64_t))
-        if self.counts == NULL:
-            raise MemoryError("histogram")
-
     def __dealloc__(self):
-        free(self.counts)
+        cdef int row
+        for row in range(ROWS):
+            free(self.rows[row])
 
     cdef void add(self, int64_t value) noexcept:
+        cdef int index
+        cdef uint64_t* row
         if value < 0:
             value = 0
-        self.counts[bucket_of(value)] += 1
+        index = bucket_of(value)
+        row = row_of(self, index)
+        if row == NULL:
+            return  # there is no memory: the value is lost
+        row[index & (SUB_BUCKETS - 1)] += 1
         self.count += 1
         self.sum += <uint64_t>value
         if value > self.max:
             self.max = value
+
+    cdef uint64_t at(self, int index) noexcept:
+        cdef uint64_t* row = self.rows[index >> SUB_BITS]
+        return 0 if row == NULL else row[index & (SUB_BUCKETS - 1)]
 
     def record(self, int64_t value):
         """Counts one value; negative ones count as 0."""
@@ -79,15 +96,25 @@ cdef class Histogram:
 
     def clear(self):
         """Removes all values."""
-        memset(self.counts, 0, BUCKETS * sizeof(uint64_t))
+        cdef int row
+        for row in range(ROWS):
+            if self.rows[row] != NULL:
+                memset(self.rows[row], 0, SUB_BUCKETS * sizeof(uint64_t))
         self.count = self.sum = 0
         self.max = 0
 
     def merge(self, Histogram other not None):
-        """Adds all values of `other`; exact."""
-        cdef int i
-        for i in range(BUCKETS):
-            self.counts[i] += other.counts[i]
+        """Adds all values of `other`; exact. Raises MemoryError, with some of them added."""
+        cdef int i, row
+        cdef uint64_t* cells
+        for row in range(ROWS):
+            if other.rows[row] == NULL:
+                continue
+            cells = row_of(self, row << SUB_BITS)
+            if cells == NULL:
+                raise MemoryError("histogram")
+            for i in range(SUB_BUCKETS):
+                cells[i] += other.rows[row][i]
         self.count += other.count
         self.sum += other.sum
         self.max = max(self.max, other.max)
@@ -113,7 +140,7 @@ cdef class Histogram:
         if rank >= self.count:
             return self.max
         for i in range(BUCKETS):
-            seen += self.counts[i]
+            seen += self.at(i)
             if seen >= rank:
                 break
         if i == BUCKETS - 1:
@@ -134,7 +161,7 @@ cdef class Histogram:
         for bound in bounds:
             limit = bound
             while i < BUCKETS - 1 and upper_of(i) <= limit:
-                seen += self.counts[i]
+                seen += self.at(i)
                 i += 1
             found.append(seen)
         return found
@@ -143,7 +170,7 @@ cdef class Histogram:
         # type: () -> list[tuple[int, int]]
         """The buckets that are not empty: (upper bound, count), ascending."""
         cdef int i
-        return [(upper_of(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
+        return [(upper_of(i), self.at(i)) for i in range(BUCKETS) if self.at(i)]
 
     @staticmethod
     def from_buckets(pairs):
@@ -156,13 +183,17 @@ cdef class Histogram:
         cdef int i
         cdef int64_t bound
         cdef uint64_t n
+        cdef uint64_t* cells
         for upper, number in pairs:
             bound = upper
             n = number
             i = bucket_of(bound)
             if bound < 1 or upper_of(i) != bound:
                 raise ValueError(f"{upper} is not the upper bound of a bucket")
-            made.counts[i] += n
+            cells = row_of(made, i)
+            if cells == NULL:
+                raise MemoryError("histogram")
+            cells[i & (SUB_BUCKETS - 1)] += n
             made.count += n
             made.sum += <uint64_t>bound * n
             made.max = max(made.max, bound)

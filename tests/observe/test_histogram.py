@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neptrio.observe.histogram import LARGEST, RELATIVE_ERROR, Histogram, SlidingHistogram
+from tests.support.memory import anonymous
+from tests.support.sanitizer import no_memory_figures
 
 
 def nearest_rank(values: list[int], percent: float) -> int:
@@ -88,3 +91,15 @@ def test_a_window_forgets_in_slices() -> None:
     assert window.count == 5 and window.sum == 100 + 110 + 120 + 130 + 140
     window.record(7, 1_000_001)
     assert window.window(1_000_002).percentile(50) == 7
+
+
+@no_memory_figures
+def test_a_histogram_has_the_memory_of_what_it_has_counted() -> None:
+    """Thousands of models that are put away keep theirs: five each, of durations that are alike."""
+    before = anonymous(os.getpid())
+    kept = [Histogram() for _ in range(2000)]
+    for histogram in kept:
+        histogram.record(1000)
+        histogram.record(1_000_000)
+    assert (anonymous(os.getpid()) - before) / len(kept) < 4096
+    assert [count for _, count in kept[-1].buckets()] == [1, 1]
