@@ -64,6 +64,21 @@ def _load(args: dict[str, str], config: dict[str, Any], device: str | None) -> L
     return load(path, device)
 
 
+def _tensors(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the module takes and gives: beside the configuration's inputs and outputs, what the server keeps of sequences."""
+    sequences = config.get("sequence_batching", {})
+    controls = [{"name": row["name"], "data_type": ""} for row in sequences.get("control_input", [])]
+    states = sequences.get("state", [])
+    listed = {row["name"] for row in config["output"]}  # a state may be answered, too
+    return (
+        [*config["input"], *controls, *({**row, "name": row["input_name"]} for row in states)],
+        [
+            *config["output"],
+            *({**row, "name": row["output_name"]} for row in states if row["output_name"] not in listed),
+        ],
+    )
+
+
 def _probed(args: dict[str, str], config: dict[str, Any]) -> list[torch_probe.Row]:
     """What the module gives for the configuration's inputs, by running it. Raises ValueError."""
     torch.set_num_threads(1)  # other processes are forked from this one
@@ -134,7 +149,7 @@ class TritonPythonModel:
             device_id = int(args["model_instance_device_id"])
             pb_utils.holds_memory([("GPU", device_id, torch.cuda.memory_reserved(device_id))])
         self._batched = config.get("max_batch_size", 0) > 0
-        inputs, outputs = config["input"], config["output"]
+        inputs, outputs = _tensors(config)
         self._inputs = [row["name"] for row in inputs]
         self._strings = {row["name"] for row in (*inputs, *outputs) if row["data_type"] == "TYPE_STRING"}
         self._arrange = loaded.arrange(self._inputs)

@@ -49,6 +49,16 @@ class Counting(torch.nn.Module):
         return x + 1, 3
 
 
+class Summing(torch.nn.Module):
+    """The sum of a sequence so far."""
+
+    def forward(
+        self, x: torch.Tensor, start: torch.Tensor, before: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + torch.where(start > 0, torch.zeros_like(before), before)
+        return total * 10, total
+
+
 SOURCE = """import torch
 from torch.nn import Linear  # nobody's model, though a Module
 
@@ -86,6 +96,10 @@ CONFIGS = {
     + 'parameters { key: "NUM_THREADS" value { string_value: "1" } }',
     "sourced_script": f'backend: "pytorch" runtime: "model.py" max_batch_size: 8 {TWO}{tensors("output", "OUTPUT__0")}',
     "both_files": "",
+    # as a Triton server's tests of sequences have it
+    "summing": f'platform: "pytorch_libtorch" max_batch_size: 4 {tensors("input", "INPUT__0")}{tensors("output", "OUTPUT__0")}'
+    + 'sequence_batching { control_input { name: "START__1" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } '
+    + 'state { input_name: "STATE__2" output_name: "OUTPUT_STATE__1" data_type: TYPE_FP32 dims: [ 3 ] } }',
 }
 COUNTED = f'backend: "pytorch" max_batch_size: 8 {tensors("input", "x")}{tensors("output", "OUTPUT__1")}'
 REFUSED = {
@@ -137,6 +151,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for name in ("nested", "ways", "less", "more"):
         torch.export.save(nested, repository / name / "1/model.pt2")
     scripted = torch.jit.script(Listed())
+    torch.jit.script(Summing()).save(repository / "summing/1/model.pt")
     for name in ("scripted", "sourced_script"):
         scripted.save(repository / name / "1/model.pt")
     torch.jit.script(Counting()).save(repository / "both_files/1/model.pt")
@@ -210,6 +225,18 @@ def test_a_module_in_source_with_its_weights(server: ServerProcess) -> None:
         expected = torch.nn.Linear(3, 2)(torch.from_numpy(A)).numpy()
     np.testing.assert_allclose(ask(server, "source", INPUT0=A)["OUTPUT0"], expected, 1e-5, 1e-6)
     assert ask(server, "sourced_script", INPUT__0=A, INPUT__1=B) == {"OUTPUT__0": SUM}
+
+
+def test_sequences_have_their_controls_and_states(server: ServerProcess) -> None:
+    tensor = grpcclient.InferInput("INPUT__0", [1, 3], "FP32")
+    tensor.set_data_from_numpy(A[1:])
+    found = []
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for _ in range(2):
+            for step in range(3):
+                more = {"sequence_id": 5, "sequence_start": step == 0, "sequence_end": step == 2}
+                found.append(client.infer("summing", [tensor], **more).as_numpy("OUTPUT__0").tolist())
+    assert found == [(A[1:] * times).tolist() for times in (10, 20, 30)] * 2
 
 
 def test_the_platform_chooses_between_two_files(server: ServerProcess) -> None:
