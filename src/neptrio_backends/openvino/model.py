@@ -160,7 +160,10 @@ class TritonPythonModel:
         for key, add, ports, names in sides:
             for name, port in () if stated.get(key) else zip(names, ports, strict=True):
                 kind = DATATYPES[port.get_element_type().get_type_name()]
-                add({"name": name, "data_type": kind, "dims": _dims(port, name)[1 if batched else 0 :]})
+                dims = _dims(port, name)[1 if batched else 0 :]
+                # what has no dimension of its own is one value for clients
+                more: dict[str, Any] = {} if dims else {"reshape": {"shape": []}}
+                add({"name": name, "data_type": kind, "dims": dims or [1], **more})
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -186,7 +189,8 @@ class TritonPythonModel:
         shapes = {}
         for row, place in zip(config["input"], taken, strict=True):
             port = network.inputs[place]
-            dims = [int(size) for size in row["dims"]] if parameters.reshape else None
+            sizes = row["reshape"].get("shape", []) if row.get("reshape") is not None else row["dims"]
+            dims = [int(size) for size in sizes] if parameters.reshape else None
             if self._rows:
                 dims = _dims(port, row["name"])[1:] if dims is None else dims
                 dims = [self._rows if self._fixed else -1, *dims]

@@ -37,6 +37,17 @@ def doubling(path: Path, rows: int = -1, named: bool = True) -> None:
         path.write_text(content)
 
 
+def summing(path: Path) -> None:
+    """y is the sum of each row: a result without a dimension but the batch."""
+    from openvino import opset13 as operators
+
+    x = operators.parameter([-1, 4], np.float32)
+    x.output(0).tensor.set_names({"x"})
+    y = operators.reduce_sum(x, operators.constant(np.array([1])), False)
+    y.output(0).tensor.set_names({"y"})
+    openvino.save_model(openvino.Model([operators.result(y)], [x], "summing"), path, compress_to_fp16=False)
+
+
 def text(max_batch_size: int = 0, extra: str = "", **parameters: str) -> str:
     """A configuration."""
     batch = f"max_batch_size: {max_batch_size} " if max_batch_size else ""
@@ -86,18 +97,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "small": text(4, SKIP_OV_DYNAMIC_BATCHSIZE="yes", ENABLE_BATCH_PADDING="yes", NUM_STREAMS="auto",
                       PERFORMANCE_HINT="latency", CPU_BIND_THREAD="no", HINT_BF16="no"),
         "unnamed": text(),
+        "summed": text(),
         "saved": text(0, 'default_model_filename: "model.saved_model"'),
         "graph": text(0, 'default_model_filename: "model.pb"'),
         **{name: config for name, (config, _) in REFUSED.items()},
     }  # fmt: skip
     for name, config in texts.items():
         write_model(repository, name, config)
-        if name not in ("onnx", "missing", "broken", "strings", "saved", "graph"):
+        if name not in ("onnx", "missing", "broken", "strings", "saved", "graph", "summed"):
             doubling(
                 repository / name / "1/model.xml",
                 1 if name in ("single", "reshaped") else -1,
                 name != "unnamed",
             )
+    summing(repository / "summed/1/model.xml")
     (repository / "saved/1/model.saved_model/variables").mkdir(parents=True)
     (repository / "saved/1/model.saved_model/saved_model.pb").write_bytes(tensorflow_models.saved_doubling())
     (repository / "graph/1/model.pb").write_bytes(tensorflow_models.doubling())
@@ -151,6 +164,10 @@ def test_networks_answer(server: ServerProcess) -> None:
 
 def test_results_without_names_have_numbers(server: ServerProcess) -> None:
     assert (ask(server, "unnamed", ROWS, given="OUTPUT__0") == 2 * ROWS).all()
+
+
+def test_a_result_of_one_value_for_each_row(server: ServerProcess) -> None:
+    assert (ask(server, "summed", ROWS) == ROWS.sum(1, keepdims=True)).all()
 
 
 def test_graphs_of_tensorflow(server: ServerProcess) -> None:
