@@ -119,13 +119,19 @@ def first_steps(server: Any) -> str:
     return "\n".join([*lines, "Ctrl-C stops the server"])
 
 
+def _no_models(settings: Settings) -> str:
+    """What is said in place of an empty table."""
+    where = " ".join(map(str, settings.model_repository))
+    return f"no models: there is no folder of a model in {where}" if where else "no models"
+
+
 def _table(server: Any) -> str:
     places = {
         (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
         for m in server.repository.ready_models()
     }
     rows, waiting = _rows(server)
-    found = table(rows, places) if rows or not waiting else ""
+    found = table(rows, places) if rows else "" if waiting else _no_models(server.settings)
     told = f"loaded when asked for: {counted(waiting, 'model')}" if waiting else ""
     return "\n".join(filter(None, (found, told)))
 

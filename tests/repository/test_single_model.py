@@ -143,6 +143,29 @@ def test_check_takes_the_name_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_too_high_or_too_low_is_said(tmp_path: Path) -> None:
+    """By the check, as by the start, which asks the same module."""
+    inner = tmp_path / "models"
+    write_model(inner, "m", "", {"1/model.onnx": onnx_models.identity()})
+    status, text = check(str(inner / "m"))
+    assert status == 1
+    assert (
+        "'m' is itself a model's folder: serve the folder that it is in, or this one alone with --model-name=m"
+        in text
+    )
+    assert "move it to" not in text
+    status, text = check(str(tmp_path))
+    assert status == 1
+    assert "'models' is itself a folder of models ('m'): serve it, and not the folder that it is in" in text
+    for place, said in ((tmp_path, "'models' is itself"), (inner / "m", "'m' is itself a model's folder")):
+        with ServerProcess(place, "--exit-on-error=false") as server:
+            assert said in " ".join(server.log().replace("|", " ").split())
+    (tmp_path / "empty").mkdir()
+    with ServerProcess(tmp_path / "empty") as server:
+        assert f"no models: there is no folder of a model in {tmp_path}/empty" in server.log()
+
+
+@pytest.mark.slow
 def test_errors_name_the_folder_that_was_given(tmp_path: Path) -> None:
     mounted = write_model(tmp_path, "models", "oops")
     expected = f"{mounted}/config.pbtxt:1: unknown field 'oops'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 POINTER = b"version https://git-lfs"  # how a file begins that stands for one of Git LFS
@@ -22,9 +23,9 @@ MODELS = (
 
 
 def hints(model_dir: Path, filename: str = "") -> list[str]:
-    """A sentence for each: a configuration in other letters, a model beside the version folders, an ONNX file of another name
-    than `filename`, the configuration's default_model_filename, a version folder that is not just a number. [] for a folder
-    that cannot be read. Other files are a model's own matter: one in Python may read weights wherever they are."""
+    """A sentence for each: a folder too high or too low to be a model's, a configuration in other letters, a model beside the
+    version folders, an ONNX file of another name than `filename`, the configuration's default_model_filename, a version folder
+    that is not just a number. [] for a folder that cannot be read. Other files are a model's own matter: one in Python may read weights wherever they are."""
     found = []
     try:
         names = sorted(entry.name for entry in model_dir.iterdir())
@@ -34,6 +35,18 @@ def hints(model_dir: Path, filename: str = "") -> list[str]:
         }
     except OSError:
         return []
+    models = [name for name in names if name in MODELS or name.endswith(".onnx")]
+    if models and not versions and model_dir.name.isdigit():
+        around = model_dir.parent.resolve().name
+        return [
+            f"'{around}' is itself a model's folder: serve the folder that it is in, or this one alone with "
+            f"--model-name={around}"
+        ]
+    inside_it = [name for name in names if _looks_like_a_model(model_dir / name)]
+    if inside_it and not versions:
+        return [
+            f"'{model_dir.name}' is itself a folder of models ('{inside_it[0]}'): serve it, and not the folder that it is in"
+        ]
     served = {version for version, files in inside.items() if not {*MODELS, filename}.isdisjoint(files)}
     for name in names:
         if name.lower() == "config.pbtxt" != name and "config.pbtxt" not in names:
@@ -67,8 +80,9 @@ def pointers(version_dir: Path) -> str:
             path = Path(folder) / name
             seen += 1
             try:
-                if path.stat().st_size >= POINTER_SIZE:
-                    continue
+                state = path.stat()
+                if not stat.S_ISREG(state.st_mode) or state.st_size >= POINTER_SIZE:
+                    continue  # opening a named pipe would wait for its writer
                 with path.open("rb") as file:
                     found = file.read(len(POINTER)) == POINTER
             except OSError:
@@ -79,6 +93,10 @@ def pointers(version_dir: Path) -> str:
         if seen > SEEN:
             break
     return ""
+
+
+def _looks_like_a_model(folder: Path) -> bool:
+    return (folder / "config.pbtxt").is_file() or (folder / "1").is_dir()
 
 
 def hinted(text: str, model_dir: Path) -> str:
