@@ -2,7 +2,7 @@
 # is closed.
 from libc.stdint cimport int64_t
 
-from neptrio.request.infer_request cimport InferRequest, InferResponse
+from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
 from neptrio.observe.activities cimport Activities
 from neptrio.observe.trace_block cimport Record, TraceBlock
 from neptrio.observe.trace_scope cimport Sampling
@@ -27,6 +27,7 @@ cdef class Trace:
     cdef public object span_id       # of OpenTelemetry, 0 in mode triton
     cdef public object span          # what a model has set on that span, or None
     cdef InferRequest request        # None once closed
+    cdef ModelCore model             # whose request it was when the trace began; None once closed
     cdef str model_name              # set when it is closed
     cdef str model_version
     cdef str request_id

@@ -106,6 +106,7 @@ cdef Trace made(Tracing sampler, InferRequest request):
     trace.record.id = last_id
     trace.sampler = sampler
     trace.request = request
+    trace.model = request.model  # a request that is refused may go back to whom it waited with (repository.waiting)
     return trace
 
 
@@ -381,12 +382,11 @@ cdef class Trace:
         """Copies the request's timestamps and drops the reference to the request."""
         cdef InferRequest request = self.request
         cdef Trace root = self if self.root is None else self.root
-        cdef ModelCore model
+        cdef ModelCore model = self.model
         cdef ModelCounters counters
         if request is None:
             return
-        self.request = None
-        model = request.model
+        self.request = self.model = None
         counters = model.counters
         if counters.trace_head is None:
             counters.trace_head = b'{"model_name":%s,"model_version":%s,"id":' % (

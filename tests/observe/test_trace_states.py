@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.observe import trace as trace_module
+from neptrio.observe.counters import ModelCounters
 from neptrio.observe.trace import Trace
 from neptrio.observe.trace_options import TraceOptions
 from neptrio.observe.tracer import Tracer
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Protocol, monotonic_ns
 from tests.support.fronts import Answers, Directory
 
 STATES = ("PASS", "TRANSPORT", "WORKER")
@@ -154,3 +156,15 @@ def test_every_event_is_in_the_table() -> None:
     methods = {name for name in vars(Trace) if not name.startswith("_") and callable(getattr(Trace, name))}
     events = {event for _, event in table()}
     assert methods - readers - {"send_one"} == events - {"answered", "flushed"}
+
+
+def test_a_refused_request_is_traced_with_the_model_that_refused_it(tmp_path: Path) -> None:
+    """It is given back to the stand-in that it waited with, which has no version, and counts for all of them."""
+    with tracing(tmp_path) as begin:
+        life = begin()
+        life.trace.refused(Overloaded("no"))
+        life.request.model = ModelCore("stand-in", "")
+        life.request.model.counters = ModelCounters()
+        life.loop_pass.end()
+    (row,) = json.loads((tmp_path / "traces").read_bytes())
+    assert (row["model_name"], row["model_version"]) == ("echo", 1)
