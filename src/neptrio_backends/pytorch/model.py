@@ -64,6 +64,12 @@ def _load(args: dict[str, str], config: dict[str, Any], device: str | None) -> L
     return load(path, device)
 
 
+def _row(name: str, data_type: str, dims: list[int]) -> dict[str, Any]:
+    """An input or output of a configuration. What has no dimension of its own is one value for clients."""
+    more: dict[str, Any] = {} if dims else {"reshape": {"shape": []}}
+    return {"name": name, "data_type": data_type, "dims": dims or [1], **more}
+
+
 def _tensors(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the module takes and gives: beside the configuration's inputs and outputs, what the server keeps of sequences."""
     sequences = config.get("sequence_batching", {})
@@ -114,8 +120,8 @@ class TritonPythonModel:
         path = _path(args, stated)
         found = None if path.endswith(".py") else signature(path)
         if found is None:
-            for name, data_type, dims in _probed(args, stated):
-                config.add_output({"name": name, "data_type": data_type, "dims": dims})
+            for found_row in _probed(args, stated):
+                config.add_output(_row(*found_row))
             return config
         if found.rows:
             if not stated.get("max_batch_size"):
@@ -126,8 +132,8 @@ class TritonPythonModel:
             (config.add_input, found.inputs, stated.get("input")),
             (config.add_output, found.outputs, stated.get("output")),
         ):
-            for name, data_type, dims in () if there else rows:
-                add({"name": name, "data_type": data_type, "dims": dims})
+            for row in () if there else rows:
+                add(_row(*row))
         return config
 
     def initialize(self, args: dict[str, str]) -> None:

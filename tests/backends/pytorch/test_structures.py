@@ -49,6 +49,13 @@ class Counting(torch.nn.Module):
         return x + 1, 3
 
 
+class Rowed(torch.nn.Module):
+    """A result that has no dimension but the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1)
+
+
 class Summing(torch.nn.Module):
     """The sum of a sequence so far."""
 
@@ -87,6 +94,7 @@ CONFIGS = {
     "keyed": "",
     "listed": "",
     "nested": "",
+    "rowed": "",
     "ways": f'backend: "pytorch" max_batch_size: 8 {tensors("input", "KWARGS[less]", "ARGS[0][1]", "ARGS[0][0]")}'
     + tensors("output", "RESULT[more][1]", "RESULT[sum]"),
     "scripted": f'platform: "pytorch_libtorch" max_batch_size: 8 {TWO}{tensors("output", "OUTPUT__1", "OUTPUT__0")}',
@@ -146,6 +154,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     )
     listed = exported(Listed(), [one, two], shapes=([rows, rows],))
     torch.export.save(listed, repository / "listed/1/model.pt2")
+    torch.export.save(exported(Rowed(), one, shapes=(rows,)), repository / "rowed/1/model.pt2")
     shapes = {"pair": (rows, rows), "times": None, "less": rows}
     nested = exported(Nested(), (one, two), 3, less=torch.ones(2, 3), shapes=shapes)
     for name in ("nested", "ways", "less", "more"):
@@ -206,6 +215,10 @@ SUM, DIFFERENCE = (A + B).tolist(), (A - B).tolist()
 def test_dictionaries_and_lists_of_exported_modules(server: ServerProcess) -> None:
     assert ask(server, "keyed", a=A, b=B) == {"sum": SUM, "difference": DIFFERENCE}
     assert ask(server, "listed", tensors_0=A, tensors_1=B) == {"OUTPUT__0": SUM, "OUTPUT__1": DIFFERENCE}
+
+
+def test_a_result_of_one_value_for_each_row(server: ServerProcess) -> None:
+    assert ask(server, "rowed", x=A) == {"OUTPUT__0": A.sum(1, keepdims=True).tolist()}
 
 
 def test_structures_in_structures(server: ServerProcess) -> None:
