@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
-from neptrio.errors import Unavailable
-from neptrio.transport.rest.control_routes import ControlRoutes
+from neptrio.errors import NotFound, Unavailable
+from neptrio.transport.rest.disconnect import when_loaded
 from neptrio.transport.rest.openai import HttpOpenAi
-
-MAPPING: Any = object()
 
 
 class Thrashing:
@@ -30,7 +29,7 @@ class Thrashing:
     def lookup(self, name: str, version: str) -> Any:
         if self.loads < 2:
             raise Unavailable("put away")
-        return SimpleNamespace(openai=MAPPING)
+        return SimpleNamespace(openai=None)
 
 
 async def stays() -> dict[str, str]:
@@ -43,12 +42,13 @@ def test_openai_waits_until_it_is_there() -> None:
     model = Thrashing()
     services: Any = SimpleNamespace(admission=model, request_limits=SimpleNamespace(on=False))
     asked = HttpOpenAi(services, None, None, SimpleNamespace(), "")  # type: ignore[arg-type]
-    assert trio.run(asked._mapping, "m", stays) is MAPPING
+    with pytest.raises(
+        NotFound, match="not configured for OpenAI's API"
+    ):  # which only one that is there can say
+        trio.run(asked.embeddings, {"model": "m", "input": "a"}, stays)
 
 
-def test_so_does_a_question_about_it() -> None:
+def test_whoever_waits_waits_again() -> None:
     model = Thrashing()
-    routes = SimpleNamespace(_verbs=SimpleNamespace(metadata=SimpleNamespace(absent=model.present)))
-    asked: Any = SimpleNamespace(model="m", version="")
-    trio.run(ControlRoutes._present, routes, asked, stays)  # type: ignore[arg-type]
+    trio.run(when_loaded, stays, model.present, "m", "")
     assert model.loads == 2
