@@ -17,7 +17,8 @@
 #                  were executed together, and another result of the batch follows; with STATED_TOO: stated, behind the answers
 #   send           u32 flags (FINAL, NULL), u64 bytes it counts, answer unless NULL
 #   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
-#                  u64 or text correlation, u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
+#                  u64 or text correlation, u64 parent request, u64 batch, [u64 priority], text parameters, u32 names, texts,
+#                  u32 inputs, tensors
 #   call response  u32 flags (FINAL, NULL), answer unless NULL
 #   sequence end   u32 is text, u64 or text correlation, text reason
 #   stated         u32 requests, then u64 id, u32 how (SUCCEEDED, FAILED, LATER, RELEASED), for the first two u64 four times;
@@ -83,6 +84,7 @@ cdef enum Flag:
     BLOCKING = 256
     PARENT = 512
     LABELLED = 1024      # the version is a text
+    PRIORITY = 2048
     FINAL = 1
     NULL_RESPONSE = 2
     STATED_TOO = 4       # of a result's `whole`

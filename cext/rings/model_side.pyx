@@ -351,6 +351,9 @@ cdef class ModelSide(GivenReader):
             flags |= BLOCKING
         if parent is not None:
             flags |= PARENT
+        priority = request._priority
+        if priority:
+            flags |= PRIORITY
         version = request._model_version
         if type(version) is str:
             flags |= LABELLED
@@ -368,6 +371,8 @@ cdef class ModelSide(GivenReader):
             writer.u64(id)
         writer.u64(0 if parent is None else parent)
         writer.u64(batch)
+        if priority:
+            writer.u64(priority)
         writer.text(_dumps(request._parameters) if request._parameters else "")
         writer.u32(<uint32_t>len(request._requested_output_names))
         for name in request._requested_output_names:

@@ -152,6 +152,7 @@ class InferenceRequest:
         "_model_version",
         "_parameters",
         "_preferred_memory",
+        "_priority",
         "_release_flags",
         "_request_id",
         "_requested_output_names",
@@ -198,6 +199,7 @@ class InferenceRequest:
         self._trace = trace
         self._parameters: dict[str, Any] | None = given
         self._channel: Any = None
+        self._priority = 0  # of those that compiled backends make
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:

@@ -457,7 +457,7 @@ API Failed TRITONSERVER_ServerInferAsync(Handle server, Handle call, Handle trac
   found->number = number;
   compiled_call asked = {number, found->model.c_str(), found->version, traced ? traced->key : 0, found->id.c_str(),
                          found->correlation, found->correlation_is_text ? found->correlation_text.c_str() : nullptr,
-                         found->flags, found->timeout_us, inputs.data(), uint32_t(inputs.size()), outputs.data(),
+                         found->flags, found->timeout_us, found->priority, inputs.data(), uint32_t(inputs.size()), outputs.data(),
                          uint32_t(outputs.size()), parameters.data(), uint32_t(parameters.size())};
   // it may be deleted by who is told that it is released
   const ReleasedFn released = found->released;

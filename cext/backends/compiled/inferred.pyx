@@ -48,6 +48,7 @@ cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept w
             InferenceTrace(call.trace_key) if call.trace_key else None,
             values_of(call.parameters, call.parameter_count) or None,
         )
+        request._priority = call.priority
         running.calls[call.call] = made = Called(call.call)
         made.begin(running.asked, request)
         return COMPILED_FINE

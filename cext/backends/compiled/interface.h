@@ -114,6 +114,7 @@ struct compiled_call {
   const char* correlation_text;
   uint32_t flags;
   uint64_t timeout_us;
+  uint64_t priority;
   struct compiled_tensor* inputs;
   uint32_t input_count;
   const char** outputs;

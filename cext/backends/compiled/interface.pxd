@@ -92,6 +92,7 @@ cdef extern from "interface.h":
         const char* correlation_text
         uint32_t flags
         uint64_t timeout_us
+        uint64_t priority
         compiled_tensor* inputs
         uint32_t input_count
         const char** outputs

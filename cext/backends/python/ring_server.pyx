@@ -336,6 +336,8 @@ cdef class ServerSide(ReportedSide):
         made.parent = parent
         if parent is not None:
             made.owner = parent.owner
+        if flags & PRIORITY:
+            made.priority = read_u64(reader)
         made.parameters = self.parameters()
         count = read_u32(reader)
         if count:

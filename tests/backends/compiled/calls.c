@@ -86,12 +86,18 @@ void call(object request, const char* model, const char* how) {
   object made;
   int64_t shape[2] = {1, 1};
   int32_t value = 42;
+  uint64_t priority = 0;
   error failed;
   if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
+  if (strncmp(how, "priority ", 9) == 0) {
+    priority = (uint64_t)atoi(how + 9);
+    how = "";
+  }
   queried = how;
   fine(TRITONSERVER_ResponseAllocatorSetQueryFunction(allocator, *how == 0 ? NULL : query));
   fine(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(allocator, *how == 0 ? NULL : attributes));
   fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
+  fine(TRITONSERVER_InferenceRequestSetPriorityUInt64(made, priority));
   fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
   fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
   fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));

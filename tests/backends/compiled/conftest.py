@@ -70,6 +70,13 @@ def server(
     theirs += '{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value: { string_value: "no" } } ] '
     write_model(folder, "probe", TEXT + ONE + theirs)
     write_model(folder, "batched", TEXT + ONE + "dynamic_batching { max_queue_delay_microseconds: 300000 }")
+    levels = (
+        "dynamic_batching { max_queue_delay_microseconds: 20000 priority_levels: 2 default_priority_level: 1 "
+    )
+    levels += (
+        "priority_queue_policy { key: 2 value { timeout_action: REJECT default_timeout_microseconds: 1 } } }"
+    )
+    write_model(folder, "levels", TEXT + ONE + levels)
     write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
     state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
     state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'

@@ -203,6 +203,12 @@ def test_an_allocator_is_asked_where_and_completes_attributes(client: Any, how: 
     assert text_of(client, f"call, {how}") == told
 
 
+def test_its_requests_have_their_priority(client: Any) -> None:
+    """Requests of the second level expire while the batcher waits for more."""
+    assert text_of(client, "priority 1") == "OUT=42"
+    assert text_of(client, "priority 2").startswith("error: ")
+
+
 def test_every_function_does_what_it_says(client: Any, server: ServerProcess) -> None:
     assert text_of(client, "every", model="every", sequence_id="a sequence") == "all as it should be"
     text = metrics.scrape(server)
