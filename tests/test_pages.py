@@ -99,7 +99,7 @@ OF_OTHERS = {  # programs that the pages call: docker, helm, pip, pytest, curl, 
         "--use_fast_math",
     ),
     *("--async", "--fresh", "--forms", "--keep", "--only", "--parts", "--rounds", "--save", "--servers"),
-    *("--turns", "--unpinned", "--flag"),
+    *("--turns", "--unpinned", "--flag", "--models", "--tritonserver", "--python"),
 }
 
 
