@@ -5,4 +5,4 @@ cdef class Activities:
     cdef list rows                   # [(nanoseconds, name, how its point in a file begins)]
     cdef int32_t bytes               # of all those beginnings
     cdef int add(self, str name, int64_t ns) except -1
-    cdef int pack(self, int64_t* points, char* texts) except -1
+    cdef int pack(self, int64_t* points, char* texts, char* end) except -1

@@ -35,12 +35,14 @@ cdef class Activities:
         self.bytes += PyBytes_GET_SIZE(head)
         return 0
 
-    cdef int pack(self, int64_t* points, char* texts) except -1:
-        """Rule 3; there is room for all."""
+    cdef int pack(self, int64_t* points, char* texts, char* end) except -1:
+        """Rule 3; there is room for all points. Raises AssertionError where the texts would go beyond `end`."""
         cdef int64_t at = 0
         cdef Py_ssize_t size
         for ns, _, head in self.rows:
             size = PyBytes_GET_SIZE(head)
+            if size > end - texts - at:
+                raise AssertionError("the names in a trace are longer than the room that was made for them")
             points[0], points[1] = ns, at
             points += 2
             memcpy(texts + at, PyBytes_AS_STRING(head), size)

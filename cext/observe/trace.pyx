@@ -469,7 +469,7 @@ cdef class Trace:
         if self.own_points is not None:
             more = <int64_t*>at
             at = <char*>(more + 2 * self.record.reported)
-            self.own_points.pack(more, at + self.record.head + self.record.rest)
+            self.own_points.pack(more, at + self.record.head + self.record.rest, behind)
         memcpy(at, PyBytes_AS_STRING(self.head), self.record.head)
         memcpy(at + self.record.head, PyBytes_AS_STRING(self.rest), self.record.rest)
         return behind
