@@ -29,10 +29,13 @@ trace_file.TraceWriter._append = hang
 
 
 @pytest.mark.slow
-def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("waits", "seconds", "said"), [(True, 1, "exit timeout expired"), (False, 30, "traces are lost")]
+)
+def test_it_does_not_hold_the_exit(tmp_path: Path, waits: bool, seconds: int, said: str) -> None:
     write_model(tmp_path / "models", "m", identity_config("TYPE_FP32", "1", pairs=1))
     flags = (f"--trace-config=triton,file={tmp_path}/trace.json", "--trace-config=rate=1")
-    more = ("--trace-config=level=TIMESTAMPS", "--exit-timeout-secs=1")
+    more = ("--trace-config=level=TIMESTAMPS", f"--exit-timeout-secs={seconds}")
     env = with_site(tmp_path, SITE.format(flag=f"{tmp_path}/hangs"))
     with ServerProcess(tmp_path / "models", *flags, *more, env=env) as server:
         with httpclient.InferenceServerClient(server.http) as client:
@@ -40,8 +43,12 @@ def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
             tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
             client.infer("m", [tensor])
         until((tmp_path / "hangs").exists, "a trace is being written")
-        with contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as waiting:
-            waiting.request("POST", "/v2/trace/setting", json.dumps({"trace_rate": "2"}))
-            with httpclient.InferenceServerClient(server.http) as client:
-                until(lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk")
+        with contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as other:
+            if waits:
+                other.request("POST", "/v2/trace/setting", json.dumps({"trace_rate": "2"}))
+                with httpclient.InferenceServerClient(server.http) as client:
+                    until(
+                        lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk"
+                    )
             server.stop()  # which fails if it does not end
+        assert said in server.log()

@@ -254,7 +254,8 @@ class TraceWriter:
                     self._guarded(item)
                 else:
                     self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
-                yield_cpu()
+                if not closing:  # nobody is served any more, and the exit waits
+                    yield_cpu()
             self._collect()
             self._guarded(self._grow)
             if self._inbox and not closing:

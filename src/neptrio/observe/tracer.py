@@ -159,8 +159,10 @@ class Tracer(Sampler):
         self.tracing = self.unread = False
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
-        with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs must not delay the exit
+        with trio.move_on_after(CLOSE_SECONDS) as waiting:  # a collector that hangs must not delay the exit
             await threads.run_surely(self._end, abandon_on_cancel=True)
+        if waiting.cancelled_caught:
+            log.error("traces are lost: the last ones could not be written within %g s", CLOSE_SECONDS)
 
     def _end(self) -> None:
         self.copier.close()
