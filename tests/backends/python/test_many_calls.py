@@ -17,7 +17,9 @@ from tests.support.http import Http1
 from tests.support.server import ServerProcess
 
 CALLS = 3000
-FEW = CALLS // 10  # blocks more or less: what is cached, and what others do in the same process
+# blocks more or less: what is cached, what others do in the same process, and answers on their way, which differ by a few
+# hundred from one request to the next and do not grow; one block of each call would be CALLS
+FEW = CALLS // 3
 MODEL = f"""
 import asyncio, gc, sys
 import numpy as np
