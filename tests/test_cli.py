@@ -348,7 +348,11 @@ def test_subcommands(
 @pytest.mark.slow
 def test_ctrl_c_before_anything_is_served_shows_no_traceback(tmp_path: Path) -> None:
     """What a shell does with a program that was interrupted depends on its status."""
-    (tmp_path / "app.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "app.py").write_text(
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job does not have\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+    )
     command = [sys.executable, "-m", "neptrio", "serve", "app.py:server"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
