@@ -25,6 +25,7 @@ def main(folder: Path) -> float:
     seen, unseen, known, truth = train_test_split(rows.astype(np.float32), labels, random_state=0)
     forest = RandomForestClassifier(100, random_state=0).fit(seen, known)
 
+    folder.mkdir(parents=True, exist_ok=True)
     # where the model was trained: a file that holds only trees, and no code
     treelite.sklearn.import_model(forest).serialize(folder / "tumors.tl")
     # where it is served: a folder with a configuration and a request to try

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def test_trees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load(EXAMPLES / "trees.py").main(tmp_path) == 1
+    assert load(EXAMPLES / "trees.py").main(tmp_path / "not" / "there") == 1
     assert "tumors are classified rightly" in capsys.readouterr().out
 
 
