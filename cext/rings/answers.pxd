@@ -28,6 +28,7 @@ cdef class WireStrings:
 cdef class AnswerPacker:
     cdef Segment segment
     cdef uint64_t outputs_first
+    cdef list output_names
     cdef bint measuring
     cdef Sole most
     cdef int answers(self, MessageWriter writer, list answers, list refers, failed, GivenMessage given) except -1

@@ -55,10 +55,12 @@ cdef class WireStrings:
 
 @cython.final
 cdef class AnswerPacker:
-    """See the module's text. `outputs_first`: where this process's part of the segment begins."""
+    """See the module's text. `outputs_first`: where this process's part of the segment begins; `output_names`: those of the
+    model's configuration."""
 
-    def __init__(self, Segment segment not None, uint64_t outputs_first):
+    def __init__(self, Segment segment not None, uint64_t outputs_first, list output_names):
         self.segment = segment
+        self.output_names = output_names
         self.outputs_first = outputs_first
         self.measure()
 
@@ -117,6 +119,12 @@ cdef class AnswerPacker:
                 if names is None or tensor._name in names:
                     self.tensor(writer, tensor, sole and Py_REFCNT(tensor) <= self.most.tensor, refers, given)
                     n += 1
+            if names is not None and n < len(names) and n < len(tensors):
+                # so that the server can say what the missing ones are called here
+                for tensor in tensors:
+                    if tensor._name not in names and tensor._name not in self.output_names:
+                        self.tensor(writer, tensor, False, refers, given)
+                        n += 1
             writer.patch_u32(at, n)
         except Exception as problem:
             if failed is None:
@@ -131,7 +139,7 @@ cdef class AnswerPacker:
         cdef uint64_t offset
         cdef uint64_t size
         cdef const char* data
-        cdef size_t inside
+        cdef size_t inside = 0
         cdef tuple shape
         cdef Py_ssize_t refs = self.most.array  # the tensor's, the memoryview's and ours
         array = tensor._array

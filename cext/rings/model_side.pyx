@@ -85,7 +85,7 @@ cdef class ModelSide(GivenReader):
         self.control.entries = layout["control_entries"]
         self.area = BodyArea(self.segment, layout["outputs"], layout["area"])
         self.out = Line(self.area, {}, layout["done"], layout["done_entries"], None, None)
-        self.pack = AnswerPacker(self.segment, layout["outputs"])
+        self.pack = AnswerPacker(self.segment, layout["outputs"], output_names)
         self.links = links
         self.channel = channel
         self.model_name = model_name

@@ -47,6 +47,7 @@ MISSING: dict[str, tuple[str, str | None]] = {
 # settings of --backend-config: one that is nearly one of these is misspelt
 BACKEND_SETTINGS = (
     "isolation",
+    "check-outputs",
     "environment",
     "environment-cache-directory",
     "execution-env-path",

@@ -30,7 +30,7 @@ from neptrio.rings.kinds cimport *
 from neptrio.rings.packet cimport MessageWriter, Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry, Segment, ring_head
 
-from neptrio.backends.python.convert import known, tell_of
+from neptrio.backends.python.output_differences import known, refusal
 from neptrio.backends.python.tensors import as_configured
 from neptrio.errors import Internal, Reason
 from neptrio.foreign import valid
@@ -231,7 +231,7 @@ cdef class ServerSide(ReportedSide):
                     again.append(request)
                     continue
                 response = self.response(how)
-                leave_out(request, response)
+                check(request, response)
                 responses.append(response)
                 requests.append(request)
             if stated:
@@ -286,7 +286,7 @@ cdef class ServerSide(ReportedSide):
                 self.acknowledge(id, size)
             return 0
         self.answers = True
-        leave_out(request, response)
+        check(request, response)
         response.produced_ns = <int64_t>min(handed_over, <uint64_t>now_ns())
         complete(request, response, final)
         if final:
@@ -426,13 +426,16 @@ cdef Batch part_of(BatchUnderWay under_way, uint64_t count):
     return made
 
 
-cdef int leave_out(InferRequest request, InferResponse response) except -1:
-    """Outputs that the configuration does not have are not sent, unless they were asked for by name; what is not as it says
-    is logged."""
+cdef int check(InferRequest request, InferResponse response) except -1:
+    """Outputs that the configuration does not have are not sent; what is not as it says is logged, and is an error where the
+    model wants that (backends/python/output_differences)."""
     cdef Tensor tensor
     if response.outputs is None or response.error is not None or as_configured(request, response.outputs):
         return 0
-    tell_of(request.model, [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in response.outputs],
-            None if request.outputs is None else [o.name for o in request.outputs])
-    response.outputs = known(request, response.outputs)
+    refused = refusal(request.model, [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in response.outputs],
+                      None if request.outputs is None else [o.name for o in request.outputs])
+    if refused is None:
+        response.outputs = known(request, response.outputs)
+    else:
+        response.outputs, response.error = None, refused
     return 0

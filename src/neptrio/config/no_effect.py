@@ -16,6 +16,7 @@ from neptrio.config.locate import Path
 # parameters of Python models and their processes: one that is nearly one of these is misspelt
 PARAMETERS = (
     "isolation",
+    "check_outputs",
     "keep_loaded",
     "idle_unload_seconds",
     "minimum_loaded_seconds",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio import datatypes
-from neptrio.config import accelerators, demand, locate, version_labels
+from neptrio.config import accelerators, demand, locate, output_checks, version_labels
 from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import has_own_backend
@@ -112,6 +112,7 @@ def _own_parameters(c: _Check) -> None:
         tells_times(c.config)
         demand.on_demand(c.config)
         demand.residence(c.config)
+        output_checks.mode(c.config, {})
         version_labels.labels(c.config)
         version_labels.aliases(c.config)
     except InvalidArgument as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from neptrio.config import groups, labels, openai
+from neptrio.config import groups, labels, openai, output_checks
 from neptrio.config import model_config as model_config
 from neptrio.config.groups import Placement
 from neptrio.config.timing import tells_times
@@ -80,6 +80,7 @@ class Model(ServedModel):
         # outputs that are fed back as implicit state: made whatever the client asked for
         self.state_outputs = ()
         self.counters = ModelCounters()
+        self.check_outputs = output_checks.mode(config, context.settings.backend_settings(config.backend))
         self.told_of_outputs: set[str] = set()  # what the log has said of answers that are not as configured
         self._question: _Question | None = None  # while the instances are asked is_ready()
         self.load_duration_secs = 0.0

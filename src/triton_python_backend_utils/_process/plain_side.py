@@ -437,8 +437,7 @@ class PlainSide:
             writer.tensor(tensor)
         self._send(CALL, key, writer)
 
-    @staticmethod
-    def _pack_response(writer: MessageWriter, response: Any, names: Any) -> None:
+    def _pack_response(self, writer: MessageWriter, response: Any, names: Any) -> None:
         parameters = json.dumps(response._parameters) if response._parameters else ""
         error = response._error
         if error is not None:
@@ -448,6 +447,10 @@ class PlainSide:
             writer.u32(error._code)
             return
         tensors = [t for t in response._tensors if names is None or t.name() in names]
+        if names is not None and len(tensors) < len(names):
+            # so that the server can say what the missing ones are called here
+            known = (*names, *self._output_names)
+            tensors += [t for t in response._tensors if t.name() not in known]
         writer.u32(RESPONSE)
         writer.text(parameters)
         writer.u32(len(tensors))

@@ -1,9 +1,10 @@
-"""Answers that are not as the configuration says are passed on as a Triton server does, and the log says what differs."""
+"""Answers that are not as the configuration says: the log says what differs, and what the model wants checked is an error."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -16,6 +17,8 @@ MODEL = """
 import numpy as np
 MADE = {
     "misnamed": [("OUTPT0", np.zeros((1, 2), np.float32))],
+    "none": [],
+    "extra": [("OUTPUT0", np.zeros((1, 2), np.float32)), ("MORE", np.zeros((1, 2), np.float32))],
     "type": [("OUTPUT0", np.zeros((1, 2), np.float64))],
     "rank": [("OUTPUT0", np.zeros(2, np.float32))],
     "right": [("OUTPUT0", np.zeros((1, 2), np.float32))],
@@ -25,35 +28,81 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor(*row) for row in MADE[r.request_id()]]) for r in requests]
 """
 INPUT = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+CHECK = 'parameters {{ key: "check_outputs" value: {{ string_value: "{}" }} }}\n'
+RIGHT = ["OUTPUT0 FP32 [1, 2]"]
+MISNAMED = (
+    "answers without its output 'OUTPUT0' and with ['OUTPT0'], which its configuration does not have "
+    "(is 'OUTPT0' meant to be it?)"
+)
+TYPE = "makes output 'OUTPUT0' as FP64, its configuration says FP32"
+RANK = "makes output 'OUTPUT0' with 1 dimension(s), its configuration says 2, the batch's included where it has one"
+EXTRA = "makes output(s) ['MORE'] that its configuration does not have"
+LACKING = "answers without its output 'OUTPUT0'"
 
 
 @pytest.mark.parametrize("way", ["process", "none"])
-def test_the_log_says_how_an_answer_differs_from_the_configuration(tmp_path: Path, way: str) -> None:
+def test_an_answer_that_differs_from_the_configuration(tmp_path: Path, way: str) -> None:
     text = config("IN:TYPE_FP32:2", "OUTPUT0:TYPE_FP32:2", 4)
-    for name in ("m", "asked", "good"):
-        isolated(tmp_path, name, MODEL, text, way=way)
+    for name, checked in (("m", ""), ("asked", ""), ("good", "all"), ("strict", "all"), ("lenient", "none")):
+        isolated(tmp_path, name, MODEL, text + (CHECK.format(checked) if checked else ""), way=way)
 
-    def names(server: ServerProcess, model: str, kind: str, outputs: list[str] | None = None) -> list[str]:
+    def names(
+        server: ServerProcess, model: str, kind: str, outputs: list[str] | None = None
+    ) -> list[str] | str:
+        """The outputs of the answer, or its error."""
         body = {"id": kind, "inputs": [INPUT]} | (
             {} if outputs is None else {"outputs": [{"name": name} for name in outputs]}
         )
-        with urlopen(f"http://{server.http}/v2/models/{model}/infer", json.dumps(body).encode()) as answer:
-            return [f"{o['name']} {o['datatype']} {o['shape']}" for o in json.load(answer)["outputs"]]
+        try:
+            with urlopen(
+                f"http://{server.http}/v2/models/{model}/infer", json.dumps(body).encode()
+            ) as answer:
+                return [f"{o['name']} {o['datatype']} {o['shape']}" for o in json.load(answer)["outputs"]]
+        except HTTPError as error:
+            assert error.code == 500
+            return str(json.load(error)["error"])
 
     with ServerProcess(tmp_path) as server:
-        for _ in range(2):
-            assert names(server, "m", "misnamed") == []
-            assert names(server, "m", "type") == ["OUTPUT0 FP64 [1, 2]"]
-            assert names(server, "m", "rank") == ["OUTPUT0 FP32 [2]"]
-        assert names(server, "asked", "misnamed", ["OUTPUT0"]) == []
-        assert names(server, "good", "right") == names(server, "good", "right", ["OUTPUT0"])
+        for outputs in (None, ["OUTPUT0"]):
+            assert names(server, "m", "misnamed", outputs) == f"model 'm' {MISNAMED}"
+            assert names(server, "m", "none", outputs) == []
+            assert names(server, "m", "extra", outputs) == RIGHT
+            assert names(server, "m", "type", outputs) == ["OUTPUT0 FP64 [1, 2]"]
+            assert names(server, "m", "rank", outputs) == ["OUTPUT0 FP32 [2]"]
+
+            assert names(server, "strict", "misnamed", outputs) == f"model 'strict' {MISNAMED}"
+            assert names(server, "strict", "none", outputs) == f"model 'strict' {LACKING}"
+            assert names(server, "strict", "extra", outputs) == RIGHT
+            assert names(server, "strict", "type", outputs) == f"model 'strict' {TYPE}"
+            assert names(server, "strict", "rank", outputs) == f"model 'strict' {RANK}"
+
+            assert names(server, "lenient", "misnamed", outputs) == []
+            assert names(server, "lenient", "type", outputs) == ["OUTPUT0 FP64 [1, 2]"]
+        assert names(server, "asked", "misnamed", ["OUTPUT0"]) == f"model 'asked' {MISNAMED}"
+        assert names(server, "good", "right") == names(server, "good", "right", ["OUTPUT0"]) == RIGHT
         for said in (
-            "model 'm' makes output(s) ['OUTPT0'] that its configuration does not have: they are not sent",
-            "model 'm' answers without its output 'OUTPUT0': clients get an answer that lacks it: is 'OUTPT0' meant to be it?",
-            "model 'm' makes output 'OUTPUT0' as FP64, its configuration says FP32: clients get FP64",
-            "model 'm' makes output 'OUTPUT0' with 1 dimension(s), its configuration says 2",
-            "model 'asked' answers without its output 'OUTPUT0'",
+            f"model 'm' {MISNAMED}: such requests fail",
+            f"model 'm' {LACKING}: clients get an answer that lacks it",
+            f"model 'm' {EXTRA}: they are not sent",
+            f"model 'm' {TYPE}: clients get FP64",
+            f"model 'm' {RANK}: clients get it so",
+            f"model 'asked' {MISNAMED}: such requests fail",
+            f"model 'strict' {TYPE}: such requests fail",
+            f"model 'lenient' {MISNAMED}: clients get an answer that lacks it",
         ):
             server.until_logged(said)
             assert server.log().count(said) == 1, said
         assert "model 'good'" not in server.log()
+
+
+def test_what_is_checked_may_be_set_for_a_backend(tmp_path: Path) -> None:
+    text = config("IN:TYPE_FP32:2", "OUTPUT0:TYPE_FP32:2", 4)
+    isolated(tmp_path, "m", MODEL, text)
+    isolated(tmp_path, "wrong", MODEL, text + CHECK.format("some"))
+    flags = ["--backend-config=python,check-outputs=all", "--exit-on-error=false"]
+    with ServerProcess(tmp_path, *flags) as server:
+        server.until_logged("parameter 'check_outputs' must be 'none', 'names' or 'all', got 'some'")
+        body = {"id": "type", "inputs": [INPUT]}
+        with pytest.raises(HTTPError) as caught:
+            urlopen(f"http://{server.http}/v2/models/m/infer", json.dumps(body).encode())
+        assert json.load(caught.value)["error"] == f"model 'm' {TYPE}"

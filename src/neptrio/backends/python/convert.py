@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
-import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import neptrio.request.device_memory as device_memory
 import triton_python_backend_utils as utils
-from neptrio import datatypes
 from neptrio.backends import device_outputs
-from neptrio.backends.python import device_tensors
+from neptrio.backends.python import device_tensors, output_differences
 from neptrio.backends.python.tensors import as_configured, copied, outputs, private, readonly, writable
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.foreign import text_of
-from neptrio.limits import shown
-from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
+from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind
 from triton_python_backend_utils._errors import ErrorCode
 
 # no constant of TritonError: what a kernel or ONNX model's own process answers a batch that took too long with
@@ -45,9 +40,6 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
 }
 NUMBERS_FOR_SERVER = NUMBERS | {Code.TIMED_OUT: TIMED_OUT}  # what the server is told
 GPU = int(MemoryKind.GPU_MEMORY)
-MOST_TOLD = 8  # differences between a model's answers and its configuration that are logged
-log = logging.getLogger("neptrio.python")
-_telling = threading.Lock()  # so that a model's instances together log a warning once
 new_request = utils.InferenceRequest.__new__
 over = utils.Tensor._over
 
@@ -107,69 +99,21 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
     """A model's response in the server's type; for `sole`, see rule 2 of backends.python.tensors."""
     error = made._error
     if error is not None:
-        refused = TritonError(text_of(error._message), CODES[error._code], Reason.BACKEND)
-        refused.__cause__ = getattr(error, "cause", None)  # of functions in this process
-        return InferResponse(None, refused, made._parameters)
+        failed = TritonError(text_of(error._message), CODES[error._code], Reason.BACKEND)
+        failed.__cause__ = getattr(error, "cause", None)  # of functions in this process
+        return InferResponse(None, failed, made._parameters)
     names: Collection[str] | None = wanted_names(request)
     tensors = outputs(made, request.model.known_outputs if names is None else names, sole)
     if not as_configured(request, tensors) or (names is None and len(tensors) != len(made._tensors)):
         rows = [(tensor._name, tensor._dtype, len(tensor.shape())) for tensor in made._tensors]
-        tell_of(request.model, rows, names)
+        refused = output_differences.refusal(
+            request.model, rows, None if request.outputs is None else [o.name for o in request.outputs]
+        )
+        if refused is not None:
+            return InferResponse(None, refused, made._parameters)
     if device_memory.in_use():
         tensors = device_outputs.settle(request, tensors)
     return InferResponse(tensors, None, made._parameters)
-
-
-def known(request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
-    """A model's outputs without those that its configuration lacks; all of them if the client named outputs."""
-    if request.outputs is not None:
-        return tensors
-    names = request.model.known_outputs
-    return [tensor for tensor in tensors if tensor.name in names]
-
-
-def tell_of(model: Any, made: Iterable[tuple[str, int, int]], wanted: Iterable[str] | None) -> None:
-    """Logs how an answer differs from the configuration, each difference once, and MOST_TOLD of them.
-
-    `made` are the outputs in it: name, datatype, number of dimensions; `wanted` those that the client named, of which
-    alone an answer may have been made.
-    """
-    made = list(made)
-    for text in _differences(model.output_types, model.state_outputs, made, wanted):
-        with _telling:
-            if text in model.told_of_outputs or len(model.told_of_outputs) >= MOST_TOLD:
-                continue
-            model.told_of_outputs.add(text)
-        log.warning("model '%s' %s", model.name, text, extra={"subject": model.name})
-
-
-def _differences(
-    types: dict[str, tuple[int, int]],
-    states: Collection[str],
-    made: list[tuple[str, int, int]],
-    wanted: Iterable[str] | None,
-) -> Iterator[str]:
-    names = [name for name, _, _ in made]
-    extra = [name for name in names if name not in types and name not in states]
-    missing = [name for name in (types if wanted is None else wanted) if name not in names]
-    if extra:
-        yield f"makes output(s) {shown(str(extra))} that its configuration does not have: they are not sent"
-    for name in missing:
-        near = difflib.get_close_matches(name, extra, 1, 0.5)
-        meant = f": is '{shown(near[0])}' meant to be it?" if near else ""
-        yield f"answers without its output '{name}': clients get an answer that lacks it{meant}"
-    for name, dtype, rank in made:
-        expected = types.get(name)
-        if expected is None:
-            continue
-        if dtype != expected[0]:
-            is_, should = datatypes.NAME.get(dtype, "another type"), datatypes.NAME.get(expected[0], "none")
-            yield f"makes output '{name}' as {is_}, its configuration says {should}: clients get {is_}"
-        if expected[1] not in (-1, rank):
-            yield (
-                f"makes output '{name}' with {rank} dimension(s), its configuration says {expected[1]}, the batch's included "
-                "where it has one"
-            )
 
 
 def received(response: InferResponse) -> utils.InferenceResponse:
