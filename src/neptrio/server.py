@@ -134,7 +134,7 @@ class Server:
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(settings, self.repository),
             trace=TraceService(settings, self.repository, self.tracer),
-            logging=LoggingService(settings),
+            logging=LoggingService(settings, self.repository.host.log_levels),
             recent_log=RecentLog(settings),
             cache=cache,
             custom_metrics=self.repository.host.custom_metrics,

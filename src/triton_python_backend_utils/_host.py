@@ -8,6 +8,7 @@ to stderr, metrics are kept here, and the rest raises TritonModelException.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,6 +26,7 @@ class Host:
     """What a program that runs models implements. Every method may be called from any thread."""
 
     model_dir = ""  # the folder of the version that it runs
+    lent: Sequence[int] = ()  # descriptors that the server shares with this process, for its backend to know
 
     def __init__(self) -> None:
         self.process = os.getpid()

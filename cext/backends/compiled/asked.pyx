@@ -10,10 +10,12 @@ from libc.string cimport memcpy
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport RAW, said, values_of
 
+import mmap
 import sys
 
 from triton_python_backend_utils._foreign import text_of
 
+LEVELS = 4  # of the log: neptrio.execution.log_levels
 MEMORY = ("CPU", "CPU_PINNED", "GPU")
 # as interface.h has them
 SUBJECTS = ("ready", "server", "metadata", "config", "statistics", "index", "ready index", "batching")
@@ -24,6 +26,7 @@ cdef class Asking:
 
     cdef object host         # of triton_python_backend_utils
     cdef dict metrics
+    cdef object shown        # the memory of functions.shown
     cdef uint64_t last
 
     cdef uint64_t numbered(self, object metric):
@@ -161,6 +164,12 @@ cdef int asks(compiled_host* functions, host) except -1:
     global running
     running = Asking.__new__(Asking)
     running.host, running.metrics = host, {}
+    cdef const unsigned char[:] shown
+    functions.shown = NULL
+    if host.lent:
+        running.shown = mmap.mmap(host.lent[0], LEVELS, prot=mmap.PROT_READ)
+        shown = running.shown
+        functions.shown = &shown[0]
     functions.log, functions.memory, functions.measured = on_log, on_memory, on_measured
     functions.family, functions.metric, functions.change = on_family, on_metric, on_change
     functions.forget_metric = on_forget_metric

@@ -162,6 +162,7 @@ struct compiled_host {
   void* (*allocate)(size_t size, void** token);
   void (*unused)(void* token); /* of memory that no response has carried away */
   void (*log)(int level, const char* file, int line, const char* text);
+  const volatile unsigned char* shown; /* of each level of the log: whether lines are shown now; NULL: all that are told may be */
   /* all that the model and its instance hold, by what they have reported last */
   void (*memory)(const struct compiled_memory* held, uint32_t count);
   void (*measured)(const struct compiled_durations* durations);

@@ -123,6 +123,7 @@ cdef extern from "interface.h":
         void* (*allocate)(size_t, void**) noexcept with gil
         void (*unused)(void*) noexcept with gil
         void (*log)(int, const char*, int, const char*) noexcept with gil
+        const volatile unsigned char* shown
         void (*memory)(const compiled_memory*, uint32_t) noexcept with gil
         void (*measured)(const compiled_durations*) noexcept with gil
         int (*family)(int, const char*, const char*, uint64_t*, char*, size_t) noexcept with gil

@@ -269,7 +269,9 @@ API const char* TRITONSERVER_InstanceGroupKindString(int kind) {
 
 // ---------------------------------------------------------------- the log
 
-API bool TRITONSERVER_LogIsEnabled(int level) { return level >= 0 && level <= 3; }
+API bool TRITONSERVER_LogIsEnabled(int level) {
+  return level >= 0 && level <= VERBOSE && (host.shown == nullptr || host.shown[level] != 0);
+}
 
 API Failed TRITONSERVER_LogMessage(int level, const char* file, const int line, const char* text) {
   if (text == nullptr) return missing(__func__, "text");

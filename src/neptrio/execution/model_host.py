@@ -10,6 +10,7 @@ from neptrio.codec.shared_memory import SharedMemory
 from neptrio.errors import Unsupported
 from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
+from neptrio.execution.log_levels import LogLevels
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.timers import Timers
@@ -44,6 +45,7 @@ class ModelHost:
     foreign_inputs: ForeignInputs  # how requests to other models go to admission
     spans: SpanOptions | None = None  # with trace mode opentelemetry: where models' spans are exported
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    log_levels: LogLevels = field(default_factory=LogLevels)
     # what the server says of itself or of a model, as JSON (service.described); raises TritonError
     describe: Callable[[str, str, str], Awaitable[str]] = field(default=_undescribed)
     # a GPU cannot be used any more, with the reason; called once for each, on the trio thread

@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from neptrio.errors import InvalidArgument, Unavailable, Unsupported
+from neptrio.execution.log_levels import LogLevels
 from neptrio.limits import shown
 from neptrio.logs import LevelFilter, LineFormat
 from neptrio.settings import Settings
@@ -21,13 +22,15 @@ UINT32_MAX = (1 << 32) - 1
 
 
 class LoggingService:
-    """The current log settings of this process."""
+    """The current log settings of this process; `shown` is told of them, for the processes of models."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shown: LogLevels | None = None) -> None:
         self._settings = settings
         self._file = settings.log_file
         self._format = settings.log_format
         self._fallback = LevelFilter(settings)
+        self._shown = LogLevels() if shown is None else shown
+        self._tell()
 
     def _filters(self) -> list[LevelFilter]:
         handlers = logging.getLogger().handlers
@@ -74,11 +77,16 @@ class LoggingService:
                     setattr(levels, attribute, checked[key])
             if "log_verbose_level" in checked:
                 levels.verbose = checked["log_verbose_level"]
+        self._tell()
         if "log_format" in checked:
             self._format = checked["log_format"]
             for handler in logging.getLogger().handlers:
                 if isinstance(handler.formatter, LineFormat):
                     handler.setFormatter(LineFormat(self._format == "ISO8601"))
+
+    def _tell(self) -> None:
+        levels = self._filters()[0]
+        self._shown.tell((levels.info, levels.warning, levels.error, levels.verbose > 0))
 
     def _check(self, key: str, value: Any, protocol: str) -> None:
         http = protocol == "http"

@@ -182,6 +182,7 @@ class Child:
 
     def _auto_complete(self, message: dict[str, Any]) -> dict[str, Any]:
         self.asking.model_dir = message["folder"]
+        self.asking.lent = message.get("descriptors", ())
         complete = getattr(
             getattr(self._load(message["path"]), "TritonPythonModel", None), "auto_complete_config", None
         )

@@ -131,7 +131,7 @@ class RingChild(Child):
 
     def prepare(self, message: dict[str, Any]) -> None:
         rings = message["rings"]
-        memory, bell = message["descriptors"]
+        memory, bell, *self.asking.lent = message["descriptors"]
         self.main = threading.get_ident()
         self.batch: int | None = None  # that the main thread executes
         # its message, its requests that are not answered, and when their execution began: see answer_first()

@@ -327,7 +327,7 @@ error TRITONBACKEND_Initialize(object backend) {
   fine(TRITONBACKEND_BackendConfig(backend, &config));
   fine(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
   fine(TRITONBACKEND_BackendMemoryManager(backend, &manager));
-  fprintf(stderr, "probe: backend %s %u.%u %s\n", name, major, minor, text);
+  fprintf(stderr, "probe: backend %s %u.%u shown=%s %s\n", name, major, minor, shown(), text);
   fine(TRITONBACKEND_BackendSetState(backend, &model_state));
   return NULL;
 }
@@ -439,6 +439,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       every(instance, request);
     } else if (strncmp(what, "server says", 11) == 0) {
       server_says(request, what + 11);
+    } else if (strcmp(what, "shown") == 0) {
+      answer_text(request, shown());
     } else if (strcmp(what, "count") == 0) {
       count(request);
     } else if (strncmp(what, "traced", 6) == 0) {

@@ -11,6 +11,7 @@ extern object server;
 
 void every(object instance, object request); /* every.c */
 void server_says(object request, const char* what); /* server.c */
+const char* shown(void);
 void call(object request, const char* model, const char* how); /* calls.c */
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */

@@ -4,6 +4,14 @@
 
 #include "probe.h"
 
+/* which levels of the log are shown, from info to verbose ones */
+const char* shown(void) {
+  static char text[5];
+  int level;
+  for (level = 0; level < 4; level++) text[level] = TRITONSERVER_LogIsEnabled(level) ? '1' : '0';
+  return text;
+}
+
 /* answers with what the server says, or with its error; `what` is " SUBJECT MODEL" */
 void server_says(object request, const char* what) {
   char subject[32] = "", model[64] = "", text[300];

@@ -253,6 +253,18 @@ def test_its_log_lines_and_its_command_line(server: ServerProcess) -> None:
     assert json.loads(line[line.index("{") :])["cmdline"]["color"] == "green"
 
 
+def test_it_is_told_what_the_log_shows_now(client: Any, server: ServerProcess) -> None:
+    begun = [line for line in server.log().splitlines() if "probe: backend probe" in line]
+    assert len(begun) > 10 and all(" shown=1110 " in line for line in begun), "those that complete, too"
+    assert text_of(client, "shown") == "1110"
+    try:
+        client.update_log_settings({"log_verbose_level": 2, "log_warning": False})
+        assert text_of(client, "shown") == "1011", "by who asks next"
+    finally:
+        client.update_log_settings({"log_verbose_level": 0, "log_warning": True})
+    assert text_of(client, "shown") == "1110"
+
+
 def test_the_servers_process_never_opens_the_library(server: ServerProcess) -> None:
     assert "libtriton_probe" not in Path(f"/proc/{server.process.pid}/maps").read_text()
 

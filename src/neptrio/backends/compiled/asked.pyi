@@ -1,6 +1,7 @@
 # The types of cext/backends/compiled/asked.pyx, which says what everything does; written by tools/make_stubs.py.
 from typing import Any
 
+LEVELS: int
 MEMORY: tuple[Any, ...]
 SUBJECTS: tuple[Any, ...]
 

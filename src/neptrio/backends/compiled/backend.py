@@ -6,7 +6,8 @@ model's process is true here: batches over rings, limits, restarts, the reason w
 
 Rules:
  1. The server's process never opens a backend's library, nor that which backends are bound to.
- 2. What the model's process has to know beside the configuration, begun() says, in one place.
+ 2. What the model's process has to know beside the configuration, begun() says, in one place. What changes while it runs lies
+    in memory that it is lent.
  3. Parameters that a model.py of this server has a meaning for (EXECUTION_ENV_PATH, FORCE_CPU_ONLY_INPUT_TENSORS) are the
     library's: it may be Triton's own Python backend. So are they not for its process, nor is what
     --backend-config=python says of where a model runs.
@@ -22,11 +23,12 @@ from typing import Any
 from neptrio.backends.compiled import find
 from neptrio.backends.python.auto_complete import complete_config
 from neptrio.backends.python.backend import PythonBackend, apply_completed, initialize_seconds, resources
+from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.config import accelerators
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import parameter
 from neptrio.errors import InvalidArgument
-from neptrio.execution.backend import LoadContext
+from neptrio.execution.backend import BackendInstance, LoadContext
 
 log = logging.getLogger("neptrio.python")
 
@@ -107,6 +109,7 @@ class CompiledBackend(PythonBackend):
             initialize_seconds(context),
             context.abandonment,
             *resources(context),
+            lent=[context.host.log_levels.descriptor],
         )
         if found is not None and found != before:
             apply_completed(context, json.dumps(found))
@@ -134,6 +137,12 @@ class CompiledBackend(PythonBackend):
                 "model '%s': '%s' decides which requests are executed together", self.context.name, strategy
             )
         super().load()
+
+    def _instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        made = super()._instance(name, kind, device_id)
+        assert isinstance(made, IsolatedInstance)
+        made.lent = [self.context.host.log_levels.descriptor]
+        return made
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
         return super().arguments(name, kind, device_id) | {"compiled": json.dumps(self.begun(self.context))}

@@ -26,7 +26,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class IsolatedInstance(BackendInstance):
         False  # it executes batches in the order in which they were sent, however many may be under way
     )
     most_under_way = 1  # how many may be, unless the model is asynchronous
+    lent: Sequence[int] = ()  # descriptors that its backend shares with the process: Host.lent there
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class IsolatedInstance(BackendInstance):
                         "read_only": self._read_only,
                     },
                 },
-                [session.memory, session.bell],
+                [session.memory, session.bell, *self.lent],
             )
             answer = process.awaited(answers, "initialized", self._limit, "initialize")
         except BaseException:
