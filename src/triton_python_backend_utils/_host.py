@@ -27,6 +27,7 @@ class Host:
 
     model_dir = ""  # the folder of the version that it runs
     lent: Sequence[int] = ()  # descriptors that the server shares with this process, for its backend to know
+    exclusive = False  # set by a model whose instances on one device are to execute one at a time
 
     def __init__(self) -> None:
         self.process = os.getpid()

@@ -20,6 +20,7 @@ struct Driven {
   std::shared_ptr<Model> model;
   std::shared_ptr<Instance> instance;
   std::vector<compiled_group> groups;
+  compiled_manner manner = {};
 };
 
 Driven driven;
@@ -73,6 +74,7 @@ int begin(const compiled_start* start, char* text, size_t room) {
     take<BackendAttribute>(attribute->handle);
     if (code == COMPILED_FINE) driven.groups = attribute->groups;  // an error: as if it had said nothing
   }
+  driven.manner.device_blocking = backend->policy == DEVICE_BLOCKING;  // what it sets later has no effect, as there
 
   const auto model = std::make_shared<Model>();
   model->name = text_of(start->model);
@@ -103,6 +105,8 @@ uint32_t groups(compiled_group* found, uint32_t room) {
   for (uint32_t i = 0; i < count; i++) found[i] = driven.groups[i];
   return count;
 }
+
+void manner(compiled_manner* told) { *told = driven.manner; }
 
 int instance(const compiled_instance* given, char* text, size_t room) {
   const auto made = std::make_shared<Instance>();
@@ -297,7 +301,7 @@ void finish(char* text, size_t room) {
 
 API const compiled_library* neptrio_compiled_library() {
   using namespace compiled;
-  static const compiled_library functions = {hosted, begin,  config, groups,  instance, ready,   together_of,
-                                             execute, waits, settle, dropped, carried, deliver, finish};
+  static const compiled_library functions = {hosted,      begin,   config, groups, manner,  instance, ready,
+                                             together_of, execute, waits,  settle, dropped, carried,  deliver, finish};
   return &functions;
 }

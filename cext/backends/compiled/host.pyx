@@ -110,6 +110,12 @@ cdef class Host:
         names = {number: name for name, number in KINDS.items()}
         return [(names.get(found[i].kind, "AUTO"), found[i].count) for i in range(count)]
 
+    def manner(self) -> dict:
+        """What the backend has said of itself when it began."""
+        cdef compiled_manner told
+        library.manner(&told)
+        return {"device blocking": bool(told.device_blocking)}
+
     def instance(self, str name, str kind, int device, bint passive, str policy, list profiles, list secondary,
                  bint decoupled):
         """Begins the instance. Raises TritonModelException."""

@@ -210,6 +210,11 @@ struct compiled_instance {
 
 struct compiled_group { int kind; uint64_t count; };
 
+/* what a backend has said of itself when it began */
+struct compiled_manner {
+  int device_blocking; /* its execution policy */
+};
+
 struct compiled_library {
   void (*hosted)(const struct compiled_host* host);
   int (*begin)(const struct compiled_start* start, char* text, size_t room);
@@ -217,6 +222,7 @@ struct compiled_library {
   const char* (*config)(void);
   /* the instance groups that the backend prefers, at most `room` of them; the result is their number */
   uint32_t (*groups)(struct compiled_group* groups, uint32_t room);
+  void (*manner)(struct compiled_manner* manner); /* after begin() */
   int (*instance)(const struct compiled_instance* instance, char* text, size_t room);
   int (*ready)(char* text, size_t room);
   /* how many of the first requests are to be executed together, at least one: all where there is no strategy */

@@ -168,11 +168,15 @@ cdef extern from "interface.h":
         int kind
         uint64_t count
 
+    struct compiled_manner:
+        int device_blocking
+
     struct compiled_library:
         void (*hosted)(const compiled_host*) noexcept nogil
         int (*begin)(const compiled_start*, char*, size_t) noexcept nogil
         const char* (*config)() noexcept nogil
         uint32_t (*groups)(compiled_group*, uint32_t) noexcept nogil
+        void (*manner)(compiled_manner*) noexcept nogil
         int (*instance)(const compiled_instance*, char*, size_t) noexcept nogil
         int (*ready)(char*, size_t) noexcept nogil
         uint32_t (*together)(compiled_request*, uint32_t) noexcept nogil

@@ -58,7 +58,7 @@ API Failed TRITONBACKEND_BackendExecutionPolicy(Handle backend, int* policy) {
 
 API Failed TRITONBACKEND_BackendSetExecutionPolicy(Handle backend, int policy) {
   FOUND(Backend, found, backend);
-  if (policy != 0 && policy != 1) return fail(INVALID_ARG, std::string(__func__) + ": there is no such policy");
+  if (policy != BLOCKING && policy != DEVICE_BLOCKING) return fail(INVALID_ARG, std::string(__func__) + ": there is no such policy");
   found->policy = policy;
   return nullptr;
 }

@@ -39,6 +39,7 @@ enum Code { UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED,
 enum Memory { CPU, CPU_PINNED, GPU };
 enum Datatype { INVALID = 0, BYTES = 13, LAST_DATATYPE = 14 };
 enum ParameterType { STRING, INT, BOOL, RAW, DOUBLE };
+enum Policy { BLOCKING, DEVICE_BLOCKING };
 enum { VERBOSE = 3 };  // the last level of the log
 enum { MOST_EXECUTIONS = 1024 };  // that are reported in one
 enum { FINAL = 1, RELEASE_ALL = 1, RELEASE_RESCHEDULE = 2 };
@@ -280,7 +281,7 @@ struct Backend : Object {
   std::string name, folder;
   std::shared_ptr<Message> config;
   std::shared_ptr<Manager> manager;
-  int policy = 0;
+  int policy = BLOCKING;
   void* state = nullptr;
 };
 

@@ -116,6 +116,8 @@ class BackendInstance(ABC):
     in_process = True
     # reads inputs in device memory (GPU_MEMORY) in place; for others they are copied to the host
     takes_device_memory = False
+    # of the instances of its model that say so, one at a time executes on a device; read once, after initialize()
+    exclusive = False
     # True to have sequence_ended() called; read once, after initialize()
     wants_sequence_end = False
 

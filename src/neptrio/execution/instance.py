@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,6 +211,7 @@ class InstancePool(PoolCore):
     instances: list[Instance]
 
     def __init__(self, loop_pass: LoopPass | None = None) -> None:
+        self._private = False  # the limiter is this model's own: share()
         self.retiring: list[Instance] = []
         self.unwanted: list[Instance] = []  # started but never to serve: they only wait to be finalized
         # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
@@ -235,7 +236,26 @@ class InstancePool(PoolCore):
     def register(self, instance: Instance, group: Any, device: int) -> None:
         """Registers the instance with the rate limiter, if there is one. Raises InvalidArgument."""
         if self.limiter is not None:
+            group = type(group)() if self._private else group
             instance.claim = self.limiter.register(group, device, instance.on_grant)
+
+    def share(self, instances: Iterable[Instance]) -> None:
+        """Lets only one at a time execute of those on a device that are exclusive (rate_limiter.py, rule 6). Called with
+        instances that are initialized, before they are given batches."""
+        sharing = [instance for instance in instances if instance.backend.exclusive]
+        if not sharing:
+            return
+        if self.limiter is None:
+            assert self._loop_pass is not None
+            self.limiter, self._private = RateLimiter(self._loop_pass), True
+        for instance in {*self.all, *instances}:
+            place = instance.placement
+            assert place is not None
+            if instance in sharing or instance.claim is None:
+                self.unregister(instance)
+                own = f"turns of {instance.model.name}" if instance in sharing else ""
+                group = type(place.group)() if self._private else place.group
+                instance.claim = self.limiter.register(group, place.device, instance.on_grant, own)
 
     def unregister(self, instance: Instance) -> None:
         """Undoes register()."""

@@ -19,6 +19,8 @@ Rules:
  4. Resources are counted per device unless they are global. The amount is that of --rate-limit-resource,
     or else the most that any one instance needs.
  5. No batch is prepared in advance for an instance under the rate limiter: it could only wait for a grant.
+ 6. Instances of which one at a time may execute on a device (BackendInstance.exclusive) need one more resource, which is the
+    model's own. Without --rate-limit such a model has a limiter for itself, which knows of no other resource.
 
 Source: docs/protocol/features.md A5.
 """
@@ -119,12 +121,13 @@ class RateLimiter:
         self.waiting: list[Claim] = []
         self.order = itertools.count()
 
-    def register(self, group: Any, device: int, on_grant: Callable[[], None]) -> Claim:
-        """A claim for an instance of `group` (a ModelInstanceGroup) on `device`.
+    def register(self, group: Any, device: int, on_grant: Callable[[], None], own: str = "") -> Claim:
+        """A claim for an instance of `group` (a ModelInstanceGroup) on `device`; `own` is one more resource of which it needs
+        all that there is on the device.
 
         Raises InvalidArgument when an explicit resource count can never satisfy it.
         """
-        demand: dict[Key, int] = {}
+        demand: dict[Key, int] = {(own, device): 1} if own else {}
         for resource in group.rate_limiter.resources:
             key = (resource.name, GLOBAL if getattr(resource, "global") else device)
             demand[key] = demand.get(key, 0) + resource.count

@@ -232,7 +232,7 @@ class Model(ServedModel):
         instance.placement = placement
         return instance
 
-    async def start_instances(self, instances: Iterable[Instance]) -> None:
+    async def start_instances(self, instances: list[Instance]) -> None:
         """Initializes instances in parallel. When all are done, raises the first TritonError; raises TooLong when
         some exceed the backend's time limit."""
         errors: list[BaseException] = []
@@ -245,6 +245,7 @@ class Model(ServedModel):
             raise too_long("initialize", self.context, limit)
         if errors:
             raise errors[0]
+        self.pool.share(instances)
 
     async def stop_instances(self, instances: Iterable[Instance]) -> None:
         """Finalizes started instances that are idle, in parallel; failures are logged."""

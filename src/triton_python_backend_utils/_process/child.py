@@ -220,7 +220,8 @@ class Child:
     def _initialized(self, is_async: bool) -> dict[str, Any]:
         self.begin()
         hook = callable(getattr(self.model, "on_sequence_end", None))
-        return {"t": "initialized", "async": is_async, "sequence_end": hook}
+        exclusive = self.asking.exclusive
+        return {"t": "initialized", "async": is_async, "sequence_end": hook, "exclusive": exclusive}
 
     def _sequence_end(self, message: dict[str, Any]) -> None:
         try:

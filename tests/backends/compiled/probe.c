@@ -329,6 +329,7 @@ error TRITONBACKEND_Initialize(object backend) {
   fine(TRITONBACKEND_BackendMemoryManager(backend, &manager));
   fprintf(stderr, "probe: backend %s %u.%u shown=%s %s\n", name, major, minor, shown(), text);
   fine(TRITONBACKEND_BackendSetState(backend, &model_state));
+  if (strcmp(name, "blocking") == 0) fine(TRITONBACKEND_BackendSetExecutionPolicy(backend, 1));
   return NULL;
 }
 
@@ -439,6 +440,10 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       every(instance, request);
     } else if (strncmp(what, "server says", 11) == 0) {
       server_says(request, what + 11);
+    } else if (strncmp(what, "hold", 4) == 0) {
+      hold(instance, request, atoi(what + 4));
+    } else if (strncmp(what, "meet", 4) == 0) {
+      meet(instance, request, what);
     } else if (strcmp(what, "shown") == 0) {
       answer_text(request, shown());
     } else if (strcmp(what, "count") == 0) {

@@ -3,7 +3,9 @@
 Rules:
  1. A configuration is completed in a process of its own, with the backend and the model begun and ended again; the instance's
     process is told the complete one and that nothing is left to be completed.
- 2. Of what a backend sets, inputs, outputs, the batch size, whether it is decoupled, and a scheduler where there was none, are
+ 2. Where the backend blocks devices, instances on one GPU execute one at a time, but not those of models with sequences: as on
+    a Triton server, where other kinds of instances have threads of their own in any case.
+ 3. Of what a backend sets, inputs, outputs, the batch size, whether it is decoupled, and a scheduler where there was none, are
     taken; everything else is as it was, as on a Triton server. Where there are no instance groups, there is the first that the
     backend prefers and this machine has.
 """
@@ -15,6 +17,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from neptrio.backends.compiled.host import Host
+from triton_python_backend_utils import _host
 
 SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
@@ -44,6 +47,13 @@ class TritonPythonModel:
         self._host = Host()
         self._host.begin(start, args["model_config"], False)
         group = group_of(config, name)
+        if kind == "GPU" and self._host.manner()["device blocking"]:
+            if config.get("sequence_batching"):
+                pb_utils.Logger.log_info(
+                    f"{name} does not wait for others on its GPU, because of the model's sequences"
+                )
+            else:
+                _host.require("a compiled backend").exclusive = True
         policy = group.get("host_policy") or f"{kind.lower()}_{args['model_instance_device_id']}"
         self._host.instance(
             name,
@@ -75,7 +85,7 @@ class TritonPythonModel:
 def merged(
     before: dict[str, Any], completed: dict[str, Any], groups: list[tuple[str, int]]
 ) -> dict[str, Any]:
-    """The configuration with what a backend may change (rule 2)."""
+    """The configuration with what a backend may change (rule 3)."""
     made = dict(before)
     for key in ("input", "output", "max_batch_size", "model_transaction_policy"):
         if key in completed:

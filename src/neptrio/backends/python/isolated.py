@@ -182,6 +182,7 @@ class IsolatedInstance(BackendInstance):
         self._completions.post(OnLoop(lambda: self._begins(session)))
         self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
         self.wants_sequence_end = answer["sequence_end"]
+        self.exclusive = answer["exclusive"] is True
         self.healthy = not process.ended.is_set()
         self.reason = ""
         if not self.healthy:  # it died between its answer and here
