@@ -72,7 +72,10 @@ int begin(const compiled_start* start, char* text, size_t room) {
     std::string error;
     code = said(attributes(backend->handle, add(attribute)), &error);
     take<BackendAttribute>(attribute->handle);
-    if (code == COMPILED_FINE) driven.groups = attribute->groups;  // an error: as if it had said nothing
+    if (code == COMPILED_FINE) {  // an error: as if it had said nothing
+      driven.groups = attribute->groups;
+      driven.manner.parallel_loading = attribute->parallel;
+    }
   }
   driven.manner.device_blocking = backend->policy == DEVICE_BLOCKING;  // what it sets later has no effect, as there
 

@@ -114,7 +114,7 @@ cdef class Host:
         """What the backend has said of itself when it began."""
         cdef compiled_manner told
         library.manner(&told)
-        return {"device blocking": bool(told.device_blocking)}
+        return {"device blocking": bool(told.device_blocking), "parallel loading": bool(told.parallel_loading)}
 
     def instance(self, str name, str kind, int device, bint passive, str policy, list profiles, list secondary,
                  bint decoupled):

@@ -213,6 +213,7 @@ struct compiled_group { int kind; uint64_t count; };
 /* what a backend has said of itself when it began */
 struct compiled_manner {
   int device_blocking; /* its execution policy */
+  int parallel_loading; /* of instances */
 };
 
 struct compiled_library {

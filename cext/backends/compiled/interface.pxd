@@ -170,6 +170,7 @@ cdef extern from "interface.h":
 
     struct compiled_manner:
         int device_blocking
+        int parallel_loading
 
     struct compiled_library:
         void (*hosted)(const compiled_host*) noexcept nogil

@@ -101,7 +101,7 @@ API Failed TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(Handle attrib
 
 API Failed TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(Handle attribute, bool enabled) {
   FOUND(BackendAttribute, found, attribute);
-  found->parallel = enabled;  // instances are processes: they load at the same time in any case
+  found->parallel = enabled;
   return nullptr;
 }
 

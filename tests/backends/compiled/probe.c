@@ -337,7 +337,9 @@ error TRITONBACKEND_GetBackendAttribute(object backend, object attribute) {
   void* state;
   fine(TRITONBACKEND_BackendState(backend, &state));
   if (state != &model_state) abort();
-  fine(TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attribute, true));
+  const char* name;
+  fine(TRITONBACKEND_BackendName(backend, &name));
+  if (strcmp(name, "blocking") != 0) fine(TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attribute, true));
   return TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(attribute, 1, 2, NULL, 0);
 }
 
@@ -370,6 +372,7 @@ error TRITONBACKEND_ModelInstanceInitialize(object instance) {
   const char* name;
   fine(TRITONBACKEND_ModelInstanceModel(instance, &model));
   fine(TRITONBACKEND_ModelName(model, &name));
+  if (strncmp(name, "loads ", 6) == 0) loads(instance, name + 6);
   label = TRITONSERVER_ParameterNew("model", 0, name);
   fine(TRITONSERVER_MetricFamilyNew(&family, 0, "probe_total", "what the probe has counted"));
   fine(TRITONSERVER_MetricNew(&counter, family, &label, 1));

@@ -28,7 +28,7 @@ for name in sys.argv[2:]:
 def table() -> dict[str, str]:
     found: dict[str, str] = {}
     for line in PAGE.read_text().splitlines():
-        row = re.fullmatch(r"\| [^|]+ \| (served|accepted|unsupported) \| (.+) \|", line)
+        row = re.fullmatch(r"\| [^|]+ \| (served|unsupported) \| (.+) \|", line)
         if row is not None:
             for name in re.findall(r"`(\w+)`", row[2]):
                 assert name not in found, f"{name} stands there twice"

@@ -5,6 +5,7 @@ The GPUs are those of the fake driver, which nothing here computes on: what matt
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -54,6 +55,9 @@ def server(both: Path, folder: Path) -> Iterator[ServerProcess]:
     write_model(folder, "sequences", BLOCKING + BOTH.replace("0, 1", "0") + "sequence_batching { }")
     write_model(folder, "others", TEXT + BOTH.replace("0, 1", "0"))
     write_model(folder, "processor", BLOCKING + CPU)
+    slow = 'parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "2.5" } }'
+    write_model(folder, "loads in line", BLOCKING + CPU.replace("2", "3") + slow)
+    write_model(folder, "loads at once", TEXT + CPU)
     with FakeGpu(devices=2) as gpu:
         made = ServerProcess(folder, f"--backend-directory={both}", env=gpu.env)
         yield made
@@ -108,13 +112,19 @@ def test_time_that_an_instance_waits_does_not_count_as_its_execution(client: Any
 
 def test_who_waits_goes_on_when_the_process_that_it_waits_for_crashes(client: Any, folder: Path) -> None:
     (crashing,) = sent(client, "shared", "hold 0", 1)
-    until(lambda: len(list((folder / "shared").glob("held.*"))) == 1)
-    device = next((folder / "shared").glob("held.*")).suffix
+    until(lambda: len(list((folder / "shared").glob("crashes.*"))) == 1)
+    device = next((folder / "shared").glob("crashes.*")).suffix
     waiting = sent(client, "shared", "hold 1", 3)
     (folder / "shared" / f"go{device}").touch()
     with pytest.raises(InferenceServerException, match="SIGABRT"):
         crashing.result()
     assert all(each.result().endswith(" alone") for each in waiting)
+
+
+def test_instances_load_one_after_the_other_unless_the_backend_says_otherwise(server: ServerProcess) -> None:
+    """Each of three takes a second, and has 2.5 for itself."""
+    loaded = Counter(re.findall(r"probe: loads (.*)", server.log()))
+    assert loaded == {"alone": 3, "together": 2}
 
 
 @pytest.mark.parametrize("flags", [[], ["--rate-limit=execution_count", "--rate-limit-resource=lanes:4"]])

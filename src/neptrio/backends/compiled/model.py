@@ -5,7 +5,8 @@ Rules:
     process is told the complete one and that nothing is left to be completed.
  2. Where the backend blocks devices, instances on one GPU execute one at a time, but not those of models with sequences: as on
     a Triton server, where other kinds of instances have threads of their own in any case.
- 3. Of what a backend sets, inputs, outputs, the batch size, whether it is decoupled, and a scheduler where there was none, are
+ 3. ModelInstanceInitialize of two instances does not run at the same time, unless the backend lets instances load in parallel.
+ 4. Of what a backend sets, inputs, outputs, the batch size, whether it is decoupled, and a scheduler where there was none, are
     taken; everything else is as it was, as on a Triton server. Where there are no instance groups, there is the first that the
     backend prefers and this machine has.
 """
@@ -44,16 +45,20 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         name = args["model_instance_name"]
         kind = args["model_instance_kind"].removeprefix("KIND_")
+        asked = _host.require("a compiled backend")
         self._host = Host()
         self._host.begin(start, args["model_config"], False)
+        manner = self._host.manner()
+        if not manner["parallel loading"]:
+            asked.take_turn()
         group = group_of(config, name)
-        if kind == "GPU" and self._host.manner()["device blocking"]:
+        if kind == "GPU" and manner["device blocking"]:
             if config.get("sequence_batching"):
                 pb_utils.Logger.log_info(
                     f"{name} does not wait for others on its GPU, because of the model's sequences"
                 )
             else:
-                _host.require("a compiled backend").exclusive = True
+                asked.exclusive = True
         policy = group.get("host_policy") or f"{kind.lower()}_{args['model_instance_device_id']}"
         self._host.instance(
             name,
@@ -85,7 +90,7 @@ class TritonPythonModel:
 def merged(
     before: dict[str, Any], completed: dict[str, Any], groups: list[tuple[str, int]]
 ) -> dict[str, Any]:
-    """The configuration with what a backend may change (rule 3)."""
+    """The configuration with what a backend may change (rule 4)."""
     made = dict(before)
     for key in ("input", "output", "max_batch_size", "model_transaction_policy"):
         if key in completed:

@@ -15,13 +15,15 @@ Rules:
     that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process; so do
     those that were received into the memory that it could write to.
  4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
- 5. A model's initialize() has a time limit, after which the child is killed.
+ 5. A model's initialize() has a time limit, after which the child is killed. Where instances initialize one after the other,
+    it does not count while a child waits for its turn (turns.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -39,6 +41,7 @@ from neptrio.backends.python.model_runner import ResponseDelivery
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.process_session import PLAIN_LIBRARY, ProcessSession
 from neptrio.backends.python.template import Template
+from neptrio.backends.python.turns import Turns
 from neptrio.errors import Internal, Reason, TritonError, Unsupported
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
@@ -101,6 +104,7 @@ class IsolatedInstance(BackendInstance):
         self._read_only = read_only
         self._origin = origin
         self._timeout = ExecuteTimeout(name, execute_seconds, self._first, services.timers)
+        self.turns = Turns()  # of this instance alone, unless its backend gives it those of the model
         self._environ = environ
         self._resources = limits
         self._python = python
@@ -119,7 +123,7 @@ class IsolatedInstance(BackendInstance):
         self._process: Process | None = None
         self._starting: Process | None = None
         self._cause = "its process has not started"
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[dict[str, Any] | float | None] = queue.SimpleQueue()
         self._asked: dict[int, Callable[[bool], None]] = {}
         # what the process holds besides ordinary memory: (type, id, bytes)
         self.memory_rows: list[tuple[str, int, int]] = []
@@ -139,7 +143,7 @@ class IsolatedInstance(BackendInstance):
         self._incarnate()
 
     def _incarnate(self) -> None:
-        answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[dict[str, Any] | float | None] = queue.SimpleQueue()
         self._answers = answers
         process = Process(
             *(self.name, self._python, self._message, self._ended, self._environ, self._resources),
@@ -176,6 +180,7 @@ class IsolatedInstance(BackendInstance):
             raise
         finally:
             self._starting = None
+            self.turns.over(process)
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
@@ -418,12 +423,26 @@ class IsolatedInstance(BackendInstance):
             answer = self._asked.pop(message["k"], None)
             if answer is not None:
                 answer(bool(message["ready"]))
+        elif kind == "ask" and message["op"] == "turn":
+            self._turn_asked(process, message["k"])
         elif kind == "memory":
             self._memory_told(process, message["rows"])
         elif not self._host.message(process, message):
             if self._answers.qsize() >= MOST_ANSWERS:
                 raise Violation("answers to what nobody asked")
             self._answers.put(message)
+
+    def _turn_asked(self, process: Process, key: int) -> None:
+        if self._starting is not process:
+            raise Violation("that it wants a turn to initialize, which it has done")
+        answers = self._answers
+        answers.put(math.inf)  # the time left
+
+        def begin() -> None:
+            answers.put(self._limit)
+            process.post_message({"t": "reply", "k": key, "value": None, "error": None})
+
+        self.turns.ask(process, begin)
 
     def _memory_told(self, process: Process, rows: Any) -> None:
         if not isinstance(rows, list) or len(rows) > MOST_MEMORY_ROWS:

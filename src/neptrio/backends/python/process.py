@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import signal
@@ -262,16 +263,20 @@ class Process:
 
     def awaited(self, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str) -> dict[str, Any]:
         """Waits for the child's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds.
-        Killed, if it was ended from outside."""
+        Killed, if it was ended from outside. A number among the answers is how many seconds are left from there on."""
         end = time.monotonic() + limit
         while True:
             try:
-                answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+                left = max(0.0, end - time.monotonic())
+                answer = answers.get(timeout=None if left == math.inf else left)
             except queue.Empty:
                 self.kill()
                 raise Internal(
                     f"{what} of '{self.name}' did not return within {limit:g} s; its process was killed"
                 ) from None
+            if isinstance(answer, float):
+                end = time.monotonic() + answer
+                continue
             if answer is None:
                 outside = self._child.returncode == -signal.SIGKILL and not self.killed_for
                 kind_of_error = Killed if outside else Internal
