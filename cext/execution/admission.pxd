@@ -5,7 +5,7 @@ from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport InferRequest, ModelCore
 
 cdef class RequestQueue:
-    cpdef enqueue(self, InferRequest request)
+    cdef int queue(self, InferRequest request) except -1
 
 cdef class Absent(ModelCore):
     cdef readonly str one_response # the error's text if the model is decoupled, None: it may be  # type: str | None

@@ -40,9 +40,13 @@ GRPC_ONE_RESPONSE = "ModelInfer RPC doesn't support models with decoupled transa
 cdef class RequestQueue:
     """A scheduler whose enqueue() is compiled: it is called without looking the method up."""
 
-    cpdef enqueue(self, InferRequest request):
+    cdef int queue(self, InferRequest request) except -1:
         """Queues a validated request."""
-        raise NotImplementedError(f"{type(self).__name__}.enqueue")
+        raise NotImplementedError(f"{type(self).__name__}.queue")
+
+    def enqueue(self, InferRequest request not None):
+        """The same for callers in Python."""
+        self.queue(request)
 
 
 cdef class Absent(ModelCore):
@@ -190,7 +194,7 @@ cdef class Admission:
             accept(request)
             accepted = True
             if isinstance(model.scheduler, RequestQueue):
-                (<RequestQueue>model.scheduler).enqueue(request)
+                (<RequestQueue>model.scheduler).queue(request)
             else:
                 model.scheduler.enqueue(request)
         except BaseException as error:

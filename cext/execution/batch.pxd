@@ -27,7 +27,7 @@ cdef class Batch(WorkItem):
     cdef int set_up(self, ModelCore model, list requests, str close_reason, int64_t oldest_wait_ns) except -1
 
 cdef class Executor:
-    cpdef finished(self, Batch batch)
+    cdef int back(self, Batch batch) except -1
 
 cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final)
 cpdef complete(InferRequest request, InferResponse response, bint final)

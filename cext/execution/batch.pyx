@@ -218,9 +218,13 @@ cdef int account(InferRequest request, InferResponse response, bint final, int64
 cdef class Executor:
     """Who executes batches, as they see it (execution.instance_core)."""
 
-    cpdef finished(self, Batch batch):
+    cdef int back(self, Batch batch) except -1:
         """Called on the trio thread when a batch is back, before its requests are answered."""
-        raise NotImplementedError(f"{type(self).__name__}.finished")
+        raise NotImplementedError(f"{type(self).__name__}.back")
+
+    def finished(self, Batch batch not None):
+        """The same for callers in Python."""
+        self.back(batch)
 
 
 cdef class Batch(WorkItem):
@@ -287,7 +291,7 @@ cdef class Batch(WorkItem):
         if self.part:
             pass
         elif isinstance(instance, Executor):
-            (<Executor>instance).finished(self)
+            (<Executor>instance).back(self)
         else:
             instance.finished(self)
         if self.error is not None:

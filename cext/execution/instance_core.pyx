@@ -4,6 +4,9 @@ A native instance runs a batch on the trio thread itself when nothing of it is u
 measured at a few microseconds: handing such a batch to a thread and back would cost several times that.
 `inline_executions` counts these batches. The GIL is kept meanwhile: getting it back could take far longer than the
 execution.
+
+What is called as `InstanceCore.begin(self, ...)` here, with the class's name, is that function whatever the object's class:
+no class in Python replaces it, and looking for one that does takes longer than the call, for every batch.
 """
 from libc.stdint cimport int64_t
 
@@ -160,14 +163,14 @@ cdef class InstanceCore(Executor):
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
         # type: (list[InferRequest], ..., ...) -> None
         """Makes a batch of `requests` and executes it."""
-        cdef Batch batch = self.make_batch(requests, close_reason, oldest_wait_ns)
+        cdef Batch batch = InstanceCore.make_batch(self, requests, close_reason, oldest_wait_ns)
         self.outstanding += 1
         self.under_way.append(batch)
         if self.claim is None:
-            self.begin(batch)
+            InstanceCore.begin(self, batch)
         elif self.claim.granted:
             self.claim.begin()
-            self.begin(batch)
+            InstanceCore.begin(self, batch)
         else:  # the scheduler does not ask for grants, so the batch waits here for one
             self.awaiting_grant.append(batch)
             self.claim.ask()
@@ -178,7 +181,7 @@ cdef class InstanceCore(Executor):
         if self.line is not None:
             self.line.append(batch)
         else:
-            self.start_batch(batch)
+            InstanceCore.start_batch(self, batch)
 
     cpdef start_batch(self, Batch batch):
         """What begin() does with a batch that nobody is in front of."""
@@ -254,8 +257,7 @@ cdef class InstanceCore(Executor):
                 batch.copying = True  # no native backend writes to inputs
         return batch
 
-    cpdef finished(self, Batch batch):
-        """Called on the trio thread when a batch is back, before its requests are answered."""
+    cdef int back(self, Batch batch) except -1:
         cdef int64_t took
         self.outstanding -= 1
         if self.under_way[0] is batch:  # nearly always, and found without comparing
@@ -272,7 +274,8 @@ cdef class InstanceCore(Executor):
             self.busy_ns += (<double>took - self.busy_ns) * 0.1
         if self.pool.on_finished is not None:
             self.pool.on_finished(batch)
-        self.give_back()
+        InstanceCore.give_back(self)
+        return 0
 
     cpdef give_back(self):
         """A batch that has begun is not under way any more, whether it was executed or taken back: it frees its place and
@@ -280,10 +283,10 @@ cdef class InstanceCore(Executor):
         if self.claim is not None:
             if self.awaiting_grant:
                 self.claim.ask()
-            self.pool.freed()
+            PoolCore.freed(self.pool)
             self.claim.end()
         else:
-            self.pool.freed()
+            PoolCore.freed(self.pool)
         if self.retired:
             self.pool.note_retired()
 

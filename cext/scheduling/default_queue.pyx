@@ -44,8 +44,7 @@ cdef class DefaultQueue(RequestQueue):
         self.head = self.gaps = 0
         self.tail = len(self.places)
 
-    cpdef enqueue(self, InferRequest request):
-        """Queues a validated request."""
+    cdef int queue(self, InferRequest request) except -1:
         request.timestamps[<int>QUEUE_START] = now_ns()
         request.state = QUEUED
         request.scheduler = self
@@ -61,6 +60,7 @@ cdef class DefaultQueue(RequestQueue):
         if not self.marked:
             self.marked = True
             self.loop_pass.mark(self)
+        return 0
 
     cdef InferRequest leave(self):
         """Takes the first request out."""
@@ -88,7 +88,7 @@ cdef class DefaultQueue(RequestQueue):
                     self.gaps -= 1
                     self.leave()
                     continue
-                instance = self.pool.available(depth)
+                instance = PoolCore.available(self.pool, depth)
                 if instance is None:
                     break
                 if (self.head == self.tail or self.places[self.head] is not request
@@ -96,8 +96,8 @@ cdef class DefaultQueue(RequestQueue):
                     continue
                 self.leave()
                 request.state = TAKEN
-                instance = self.pool.nearest(instance, request)
-                instance.submit([request], "single", now - request.timestamps[<int>QUEUE_START])
+                instance = PoolCore.nearest(self.pool, instance, request)
+                InstanceCore.submit(instance, [request], "single", now - request.timestamps[<int>QUEUE_START])
         finally:
             self.dispatching = False
         if self.pool.limiter is not None:
