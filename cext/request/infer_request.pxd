@@ -233,6 +233,7 @@ cdef class ModelCore:
     cdef public dict input_index       # name -> InputSpec  # type: dict[str, InputSpec]
     cdef public set output_names  # type: set[str]
     cdef public int64_t required_inputs
+    cdef int64_t fitted_rows           # the batch size of the shapes that its input_specs remember
     cdef public bint decoupled
     cdef public bint ready
     cdef public object scheduler       # enqueue(request), cancel(request), ...
@@ -250,3 +251,6 @@ cdef class InputSpec:
     cdef public bint optional
     cdef public bint ragged
     cdef public int64_t fixed_elements # product of dims, -1 when a dim is variable
+    # its shape in the last request with all inputs that request/validate found right, and the bytes of a tensor of that shape
+    cdef tuple fitted
+    cdef int64_t fitted_nbytes         # -1: not known by the shape, or there was none

@@ -298,6 +298,7 @@ cdef class InputSpec:
         self.dims = dims
         self.optional = optional
         self.ragged = ragged
+        self.fitted_nbytes = -1
         for d in dims:
             if d >= 0:
                 n = times(n, d)

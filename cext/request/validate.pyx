@@ -2,10 +2,17 @@
 
 The order is: the id of a sequence, requested outputs, number of inputs, batch sizes, then for each input name,
 datatype, shape and byte size. The first error is raised.
+
+Requests to one model have the same shapes over and over. So shapes that fit stay with the model's InputSpecs, and are not
+computed with again. What they are judged by does not change while the model serves.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    void* PyTuple_GET_ITEM(tuple shape, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(tuple shape) noexcept
 
 from neptrio.request.sched cimport sched_yield
 
@@ -35,6 +42,7 @@ cdef object MOST_ID = (1 << 64) - 1
 
 cdef enum:
     FEW = 16                # up to so many inputs, names are compared each with each
+    MOST_FITTED = 8         # dimensions of a shape that is remembered
     STRETCH = 32 << 10      # elements between two looks whether to stop
     LONG_BYTES = 64 << 10   # of strings; walking over fewer takes no longer than waiting for the GIL
 
@@ -192,6 +200,64 @@ cdef int _check_has_id(InferRequest r, ModelCore m) except -1:
     return 0
 
 
+cdef inline bint _same_shape(tuple one, tuple other) noexcept:
+    """Whether two shapes are the same object, as decoders that know a text again give it, or hold the same ones, as small numbers
+    are. Others that are equal take the long way."""
+    cdef Py_ssize_t i, n
+    if one is other:
+        return True
+    if one is None or other is None:
+        return False
+    n = PyTuple_GET_SIZE(one)
+    if n != PyTuple_GET_SIZE(other):
+        return False
+    for i in range(n):
+        if PyTuple_GET_ITEM(one, i) != PyTuple_GET_ITEM(other, i):
+            return False
+    return True
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+cdef inline bint _fit_again(list inputs, list specs) except -1:
+    """Whether these are all inputs in the order of the configuration, with the shapes that fitted last."""
+    cdef Tensor t
+    cdef InputSpec spec
+    cdef Py_ssize_t i, n = len(specs)
+    if len(inputs) != n or n == 0:
+        return False
+    for i in range(n):
+        t = <Tensor>inputs[i]
+        spec = <InputSpec>specs[i]
+        if (t.nbytes != spec.fitted_nbytes or t.dtype != spec.dtype or not same_name(t.name, spec.name)
+                or not _same_shape(t.shape, spec.fitted)):
+            return False
+        t.name = spec.name
+    return True
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+cdef inline int _remember(InferRequest r, ModelCore m) except -1:
+    """Keeps the shapes of a request that is right. All of them or none, so that they have the same batch size."""
+    cdef Tensor t
+    cdef InputSpec spec
+    cdef Py_ssize_t i, n = len(r.inputs)
+    if n != len(m.input_specs):
+        return 0
+    for i in range(n):
+        t = <Tensor>r.inputs[i]
+        spec = <InputSpec>m.input_specs[i]
+        if t.name is not spec.name:  # in another order
+            spec = <InputSpec>m.input_index[t.name]
+        if t.dtype == DT_BYTES or len(t.shape) > MOST_FITTED:  # whose strings must be looked at; which takes much memory
+            spec.fitted_nbytes = -1
+        else:
+            spec.fitted, spec.fitted_nbytes = t.shape, t.nbytes
+    m.fitted_rows = r.batch_size
+    return 0
+
+
 @cython.boundscheck(False)  # every index is below a length that was asked for
 @cython.wraparound(False)
 cpdef validate(InferRequest r, ModelCore m):
@@ -222,6 +288,9 @@ cpdef validate(InferRequest r, ModelCore m):
                 before = r.outputs[j]
                 if before.name == out.name:
                     raise InvalidArgument(f"Duplicate output name '{out.name}' is not allowed in a request")
+    if _fit_again(inputs, specs):
+        r.batch_size = m.fitted_rows
+        return
     n = len(inputs)
     if n > FEW:
         _check_many_names(r)
@@ -296,6 +365,8 @@ cpdef validate(InferRequest r, ModelCore m):
             raise InvalidArgument(
                 f"{_prefix(r)}input byte size mismatch for input '{t.name}' for model '{m.name}'. Expected "
                 f"{want * element_size(spec.dtype)}, got {t.nbytes}")
-    if r.batch_size == 0:
+    if r.batch_size:
+        _remember(r, m)
+    else:
         # everything is right except that the batch is empty
         raise InvalidArgument(f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got 0")
