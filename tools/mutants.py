@@ -43,8 +43,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     (QUEUE, "self.wake_ns = oldest + self.delay_ns", "self.wake_ns = now + self.delay_ns"),
     (
         QUEUE,
-        "request.deadline_ns = request.timestamps[<int>QUEUE_START] + timeout",
-        "request.deadline_ns = request.timestamps[<int>QUEUE_START] + timeout + 1",
+        "return request.timestamps[<int>QUEUE_START] + timeout",
+        "return request.timestamps[<int>QUEUE_START] + timeout + 1",
     ),
     (
         QUEUE,
@@ -140,7 +140,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     (DYNAMIC, "        self._flushing = True\n", ""),
     (DYNAMIC, "if wait_ns > self._wait_max:", "if wait_ns < self._wait_max:"),
     (DYNAMIC, "                    wanting = True\n", ""),
-    (DYNAMIC, "                self._rejected_timeout += 1\n", ""),
+    (DYNAMIC, "        self._rejected_timeout += 1\n", ""),
     (DYNAMIC, "            self._cancelled += 1\n", ""),
 ]  # fmt: skip
 

@@ -49,6 +49,7 @@ cdef class BatchQueue:
     cdef readonly int64_t wake_ns
     cdef readonly int64_t oldest_wait_ns
     cdef Level level_of(self, InferRequest request)
+    cdef int64_t due(self, Level level, InferRequest request)
     cdef object signature(self, InferRequest request)
     cdef void link(self, Entry e, bint late)
     cdef void unlink(self, Entry e)

@@ -191,6 +191,20 @@ cdef class BatchQueue:
             return self.levels[0]
         return self.levels[(p if 0 < p <= n else <uint64_t>self.default_level) - 1]
 
+    cdef int64_t due(self, Level level, InferRequest request):
+        """The deadline of a request that waits since its QUEUE_START, 0 when it has none."""
+        cdef int64_t timeout = level.timeout_ns
+        if not timeout:
+            return 0
+        if level.override and 0 < request.timeout_us < <uint64_t>timeout // 1000:
+            timeout = <int64_t>request.timeout_us * 1000
+        return request.timestamps[<int>QUEUE_START] + timeout
+
+    def refused_at(self, InferRequest request) -> int:
+        """When a request that waits since its QUEUE_START is to be refused, here or elsewhere; 0: never."""
+        cdef Level level = self.level_of(request)
+        return 0 if level.delay else self.due(level, request)
+
     cdef object signature(self, InferRequest request):
         cdef InputSpec spec
         cdef Tensor t, found
@@ -218,7 +232,6 @@ cdef class BatchQueue:
         """Appends a request, sets its timestamp QUEUE_START and its deadline. Returns False when its level is full."""
         cdef Level level = self.level_of(request)
         cdef Entry e
-        cdef int64_t timeout
         if not request.timestamps[<int>QUEUE_START]:
             request.timestamps[<int>QUEUE_START] = now_ns()
         if level.max_size and level.size >= level.max_size:
@@ -232,18 +245,14 @@ cdef class BatchQueue:
         e.signature = self.signature(request)
         request.state = QUEUED
         request.scheduler_data = e
-        request.deadline_ns = 0
+        request.deadline_ns = self.due(level, request)
         self.link(e, False)
         if level.size == 0 and self.busy is not self.levels:
             insort(self.busy, level, key=_number)
         level.size += 1
         self.size += 1
         self.weight += request.batch_size
-        timeout = level.timeout_ns
-        if timeout:
-            if level.override and 0 < request.timeout_us < <uint64_t>timeout // 1000:
-                timeout = <int64_t>request.timeout_us * 1000
-            request.deadline_ns = request.timestamps[<int>QUEUE_START] + timeout
+        if request.deadline_ns:
             self.heap_add(e)
         return True
 

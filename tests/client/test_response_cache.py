@@ -122,6 +122,45 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
     gate.close()
 
 
+def test_a_follower_is_refused_at_its_own_deadline(tmp_path: Path) -> None:
+    """The one that it equals, and another that follows, go on."""
+    policy = "default_timeout_microseconds: 100000000 allow_timeout_override: true"
+    gate = Gate(
+        tmp_path / "repository",
+        tmp_path / "gate",
+        extra=f"{CACHED} dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
+    )
+    answers: dict[str, Any] = {}
+    with (
+        ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+
+        def send(id: str, timeout_us: int | None = None) -> None:
+            def keep(result: Any, error: Any) -> None:
+                answers[id] = error or result
+
+            client.async_infer("gate", tensor(grpcclient, 7), keep, request_id=id, timeout=timeout_us)
+
+        send("first")
+        assert gate.started() == ["first"]
+        send("patient")
+        send("hasty", 1000)
+        until(lambda: "hasty" in answers, "it is refused while the first one runs")
+        assert answers["hasty"].status() == "StatusCode.UNAVAILABLE"
+        assert "Request timeout expired" in answers["hasty"].message()
+        assert list(answers) == ["hasty"]
+        gate.go()
+        until(lambda: len(answers) == 3, "the others are answered")
+        for id in ("first", "patient"):
+            np.testing.assert_array_equal(answers[id].as_numpy("OUTPUT0"), np.full((1, 4), 7))
+        found = stats(server, "gate")
+        assert found["execution_count"] == 1
+        counts = {name: row["count"] for name, row in found["inference_stats"].items()}
+        assert [counts[name] for name in ("success", "fail", "cache_hit", "cache_miss")] == [2, 1, 1, 1]
+    gate.close()
+
+
 @pytest.mark.parametrize("coalesce", ["false", "true"])
 def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: str) -> None:
     ordered = CACHED + " dynamic_batching { preserve_ordering: true }"

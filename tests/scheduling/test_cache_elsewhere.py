@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy
 from neptrio.scheduling.base import ServedModel
-from neptrio.scheduling.cache_elsewhere import AskingScheduler, CacheElsewhere
+from neptrio.scheduling.cache_elsewhere import QUEUE_START, AskingScheduler, CacheElsewhere
 from neptrio.scheduling.response_cache import CacheStatistics
 from tests.scheduling.test_response_cache import Inner, Sink, request, tensors
+from tests.support.batching import Timers
 
 CONFIG = """
 name: "m" backend: "identity"
@@ -80,7 +82,10 @@ class World:
         self.core.counters = ModelCounters()
         self.inner = Inner()
         self.cache = Elsewhere(coalesce)
-        self.core.scheduler = self.scheduler = AskingScheduler(self.core, self.inner, self.cache)
+        self.timers = Timers()
+        self.core.scheduler = self.scheduler = AskingScheduler(
+            self.core, self.inner, self.cache, cast("Any", self.timers)
+        )
 
     def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
         made, sink = request(*values), Sink()
@@ -235,6 +240,23 @@ def test_followers_of_one_that_is_cancelled_go_on_alone() -> None:
     assert world.inner.held == [second]
     complete(second, InferResponse(tensors(10, 20)), True)
     assert b.values == [{"T0": 10, "T1": 20}] and world.core.inflight == 0 and world.queued == 1
+
+
+def test_the_wait_for_the_cache_ends_at_the_deadline() -> None:
+    """Each at its own; those that follow one whose time is over go on alone."""
+    world = World(coalesce=True)
+    world.inner.timeout_ns = 1_000
+    _, a = world.send(1)
+    follower, b = world.send(1)
+    world.inner.timeout_ns = 0
+    patient, c = world.send(1)
+    world.timers.fire(follower.timestamp(QUEUE_START) + 999)
+    assert "timeout expired" in a.values[0] and not world.cache.asked[0].wanted
+    assert world.inner.held == [follower, patient] and b.values == [], "the model's queue has them now"
+    assert world.queued == 2 and world.timers.next() is None
+    complete(follower, InferResponse(tensors(10, 20)), True)
+    complete(patient, InferResponse(tensors(10, 20)), True)
+    assert b.values == c.values == [{"T0": 10, "T1": 20}] and world.core.inflight == 0
 
 
 class Sends(Sink):

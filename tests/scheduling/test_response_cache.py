@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,13 +20,14 @@ from neptrio.request.infer_request import (
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.request.reshape import Reshape, output_reshaper
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics
-from neptrio.scheduling.caching import CachingScheduler
+from neptrio.scheduling.caching import QUEUE_START, CachingScheduler
 from neptrio.scheduling.response_cache import (
     ENTRY_OVERHEAD_BYTES,
     TENSOR_OVERHEAD_BYTES,
     ResponseCache,
     request_key,
 )
+from tests.support.batching import Timers
 
 
 def tensors(*values: int, size: int = 4) -> list[Any]:
@@ -86,6 +87,7 @@ class Inner(Scheduler):
         self.cancelled: list[InferRequest] = []
         self.refuses = False
         self.most = 0  # requests that may wait
+        self.timeout_ns = 0
 
     def enqueue(self, request: InferRequest) -> None:
         if self.refuses:
@@ -95,6 +97,9 @@ class Inner(Scheduler):
     def expect_place(self, request: InferRequest, beside: int) -> None:
         if self.most and beside >= self.most:
             raise TritonError("full")
+
+    def refused_at(self, request: InferRequest) -> int:
+        return request.timestamp(QUEUE_START) + self.timeout_ns if self.timeout_ns else 0
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
@@ -126,7 +131,10 @@ class World:
         self.core.counters = ModelCounters()
         self.inner = Inner()
         self.cache = ResponseCache(100_000, coalesce)
-        self.core.scheduler = self.scheduler = CachingScheduler(self.core, self.inner, self.cache)
+        self.timers = Timers()
+        self.core.scheduler = self.scheduler = CachingScheduler(
+            self.core, self.inner, self.cache, cast("Any", self.timers)
+        )
 
     def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
         made, sink = request(*values), Sink()

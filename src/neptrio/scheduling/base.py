@@ -107,6 +107,19 @@ class Scheduler(ABC):
         """Raises Unavailable if the request's level of the queue would be full while `beside` more requests of that level
         wait outside of it."""
 
+    def refused_at(self, request: InferRequest) -> int:
+        """When a request that waits outside of the queue since its QUEUE_START is to be refused with expired(); 0: never."""
+        return 0
+
+    def expired(self, request: InferRequest) -> None:
+        """Refuses a request whose time in the queue is over; nobody else holds it any more."""
+        self.left(request)
+        complete(
+            request,
+            InferResponse(None, Unavailable("Request timeout expired", reason=Reason.REJECTED)),
+            True,
+        )
+
     @abstractmethod
     def dispatch(self, now_ns: int) -> None:
         """Forms batches and submits them while instances are free. Called at the end of a loop pass."""

@@ -6,7 +6,7 @@ time is a miss.
 
 Rules:
  1. Those of caching.py.
- 2. A request that waits for the cache counts as waiting in the model's queue, and can be cancelled. When the model is stopped,
+ 2. A request that waits for the cache counts as waiting in the model's queue, has its deadline, and can be cancelled. When the model is stopped,
     those that wait are misses at once, so that they are queued before the model refuses new ones.
  3. What the cache has found is used only if it is the outputs that were asked for, with the datatypes and shapes that the
     model's configuration says.
@@ -22,9 +22,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import neptrio.request.device_memory as device_memory
-from neptrio.errors import Cancelled, Internal, Reason, TritonError
+from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.foreign import summary
+from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 from neptrio.scheduling.base import Scheduler, ServedModel
 from neptrio.scheduling.caching import (
@@ -32,7 +33,6 @@ from neptrio.scheduling.caching import (
     LOOKUP_END,
     LOOKUP_START,
     QUEUE_START,
-    QUEUED,
     CachingScheduler,
     log,
 )
@@ -78,11 +78,9 @@ class AskingScheduler(CachingScheduler):
 
     cache: CacheElsewhere
 
-    def __init__(self, model: ServedModel, inner: Scheduler, cache: CacheElsewhere) -> None:
-        super().__init__(model, inner, cache)
-        self._asked: dict[
-            InferRequest, tuple[Question, bytes, int]
-        ] = {}  # with the key, and the level of the queue
+    def __init__(self, model: ServedModel, inner: Scheduler, cache: CacheElsewhere, timers: Timers) -> None:
+        super().__init__(model, inner, cache, timers)
+        self._asked: dict[InferRequest, tuple[Question, bytes]] = {}  # with the key
         self._stopped = False
         batched = [-1] if model.config.max_batch_size > 0 else []
         self._outputs = {
@@ -102,8 +100,7 @@ class AskingScheduler(CachingScheduler):
         if self.cache.coalesce and key in self._followers:
             self._follow(request, key)
             return
-        level = self.inner.level_of(request)
-        self.inner.expect_place(request, self._waiting[level])
+        self.inner.expect_place(request, self._waiting[self.inner.level_of(request)])
         question = self.cache.ask(key, functools.partial(self._answered, request, wanted))
         if question is None:
             self._looked(request)
@@ -111,11 +108,8 @@ class AskingScheduler(CachingScheduler):
             return
         if self.cache.coalesce:
             self._lead(key)
-        self._waiting[level] += 1
-        request.state = QUEUED
-        request.scheduler = self
-        self._asked[request] = question, key, level
-        self.inner.arrived(request)
+        self._asked[request] = question, key
+        self._wait(request)
 
     def kept(self, request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
         """See CachingScheduler; rule 4."""
@@ -127,8 +121,8 @@ class AskingScheduler(CachingScheduler):
         self.cache.spent(request.timestamp(LOOKUP_END) - request.timestamp(LOOKUP_START), 0)
 
     def _answered(self, request: InferRequest, wanted: frozenset[str], found: list[Tensor] | None) -> None:
-        _, key, level = self._asked.pop(request)
-        self._waiting[level] -= 1
+        _, key = self._asked.pop(request)
+        self._waited(request)
         self._looked(request)
         if found is not None:
             why = self._unusable(found, wanted)
@@ -166,21 +160,29 @@ class AskingScheduler(CachingScheduler):
         return ""
 
     def cancel(self, request: InferRequest) -> None:
+        asked = self._asked.get(request)
+        super().cancel(request)
+        if asked is not None:
+            self._release(asked[1], None)
+
+    def _expired(self, request: InferRequest) -> None:
+        asked = self._asked.get(request)
+        super()._expired(request)
+        if asked is not None:
+            self._release(asked[1], None)
+
+    def _take_out(self, request: InferRequest) -> bool:
         asked = self._asked.pop(request, None)
         if asked is None:
-            super().cancel(request)
-            return
-        question, key, level = asked
-        question.forget()
-        self._waiting[level] -= 1
-        self.inner.left(request)
-        complete(request, InferResponse(None, Cancelled()), True)
-        self._release(key, None)
+            return super()._take_out(request)
+        asked[0].forget()
+        self._waited(request)
+        return True
 
     def stop(self) -> None:
         self._stopped = True
         while self._asked:
-            request, (question, _, _) = next(iter(self._asked.items()))
+            request, (question, _) = next(iter(self._asked.items()))
             question.forget()
             self._answered(request, frozenset(), None)
         super().stop()

@@ -8,13 +8,15 @@ Rules:
  4. With coalescing, a request that equals one in flight follows it: it gets a copy of the answer, or is
     executed itself when that one failed or was cancelled. A follower that is cancelled is answered as
     cancelled, and nothing else changes.
- 5. Followers count as waiting requests: they are refused where the model's queue would be full with them in it.
- 6. Answering a follower may bring its client back at once, with a cancellation of another one too. So those that were not
+ 5. A follower waits no longer than it would in the model's queue: it is refused at its own deadline, and nothing else changes.
+ 6. Followers count as waiting requests: they are refused where the model's queue would be full with them in it.
+ 7. Answering a follower may bring its client back at once, with a cancellation of another one too. So those that were not
     answered stay in the list, where cancel() finds them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections import Counter, deque
@@ -23,6 +25,7 @@ from typing import Any
 import neptrio.request.device_memory as device_memory
 from neptrio.errors import Cancelled, Internal, Reason, TritonError
 from neptrio.execution.batch import complete
+from neptrio.loop.timers import Timer, Timers
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -53,14 +56,16 @@ class CachingScheduler(Scheduler):
 
     cache: Cache
 
-    def __init__(self, model: ServedModel, inner: Scheduler, cache: Cache) -> None:
+    def __init__(self, model: ServedModel, inner: Scheduler, cache: Cache, timers: Timers) -> None:
         self.inner = inner
         self.cache = cache
+        self._timers = timers
         self._model = model
         # part of every key, so that a reloaded model starts with no answers
         self._load = cache.scope(model.version, next(_LOADS))
         self._followers: dict[bytes, deque[InferRequest]] = {}
         self._waiting: Counter[int] = Counter()  # followers by level of the model's queue
+        self._deadlines: dict[InferRequest, Timer] = {}  # of those that wait here and have one
 
     def enqueue(self, request: InferRequest) -> None:
         if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
@@ -104,17 +109,45 @@ class CachingScheduler(Scheduler):
         self._followers[key] = deque()
 
     def _follow(self, request: InferRequest, key: bytes) -> None:
-        """Has a request wait for the answer of the one that it equals (rule 4). Raises Unavailable (rule 5)."""
+        """Has a request wait for the answer of the one that it equals (rule 4). Raises Unavailable (rule 6)."""
         followers = self._followers[key]
         request.cache_key = key
-        level = self.inner.level_of(request)
-        self.inner.expect_place(request, self._waiting[level])
-        self._waiting[level] += 1
-        request.state = QUEUED
-        request.scheduler = self
+        self.inner.expect_place(request, self._waiting[self.inner.level_of(request)])
         request.scheduler_data = followers
         followers.append(request)
+        self._wait(request)
+
+    def _wait(self, request: InferRequest) -> None:
+        """From now on a request waits here, before the model's queue."""
+        self._waiting[self.inner.level_of(request)] += 1
+        request.state = QUEUED
+        request.scheduler = self
+        due = self.inner.refused_at(request)
+        if due:
+            self._deadlines[request] = self._timers.at(due, functools.partial(self._expired, request))
         self.inner.arrived(request)
+
+    def _waited(self, request: InferRequest) -> None:
+        """It does not wait here any more."""
+        self._waiting[self.inner.level_of(request)] -= 1
+        timer = self._deadlines.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _expired(self, request: InferRequest) -> None:
+        """The time of a request that waits here is over."""
+        self._take_out(request)
+        self.inner.expired(request)
+
+    def _take_out(self, request: InferRequest) -> bool:
+        """Takes out a request that waits here, False if it does not. Whoever calls it answers the request."""
+        followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
+        if followers is None or request not in followers:
+            return False
+        followers.remove(request)
+        self._waited(request)
+        request.cache_key = None  # its answer must not be stored
+        return True
 
     def _execute(self, request: InferRequest, key: bytes) -> None:
         """Schedules a miss, whose answer is stored under `key`."""
@@ -128,11 +161,7 @@ class CachingScheduler(Scheduler):
             raise
 
     def cancel(self, request: InferRequest) -> None:
-        followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
-        if followers is not None and request in followers:
-            followers.remove(request)
-            self._waiting[self.inner.level_of(request)] -= 1
-            request.cache_key = None  # its answer must not be stored
+        if self._take_out(request):
             self.inner.left(request)
             complete(request, InferResponse(None, Cancelled()), True)
         else:
@@ -168,7 +197,7 @@ class CachingScheduler(Scheduler):
             return
         while followers:
             follower = followers.popleft()
-            self._waiting[self.inner.level_of(follower)] -= 1
+            self._waited(follower)
             follower.cache_key = None
             wanted = self.wanted(follower)
             outputs = response.outputs if response is not None else None

@@ -33,8 +33,8 @@ def make_scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -
             kind = "a decoupled model" if model.decoupled else "a sequence model"
             raise InvalidArgument(f"response cache is not available for {kind}: '{model.name}'")
         if isinstance(cache, CacheElsewhere):
-            return AskingScheduler(model, scheduler, cache)
-        return CachingScheduler(model, scheduler, cache)
+            return AskingScheduler(model, scheduler, cache, loop.timers)
+        return CachingScheduler(model, scheduler, cache, loop.timers)
     if model.config.response_cache.enable:
         log.warning("response_cache of model '%s' has no effect without --cache-config", model.name)
     return scheduler

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
+from neptrio.errors import Cancelled, Reason, Unavailable
 from neptrio.execution.batch import complete
 from neptrio.execution.instance import InstancePool
 from neptrio.limits import shown
@@ -168,10 +168,18 @@ class DynamicScheduler(Scheduler):
         if most and self.queue.size_of(level) + beside >= most:
             raise self._refusal(request.id)
 
+    def refused_at(self, request: InferRequest) -> int:
+        return self.queue.refused_at(request)
+
+    def expired(self, request: InferRequest) -> None:
+        self._rejected_timeout += 1
+        super().expired(request)
+
     def cancel(self, request: InferRequest) -> None:
         if self.queue.remove(request) or withdraw(request):
             self._cancelled += 1
-            self._refuse(request, Cancelled())
+            self.left(request)
+            complete(request, InferResponse(None, Cancelled()), True)
             if self.queue.size or self._pool.limited:  # its neighbours may now fit into one batch
                 self._mark()
             self._loop.loop_pass.soon()
@@ -188,10 +196,6 @@ class DynamicScheduler(Scheduler):
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def _refuse(self, request: InferRequest, error: TritonError) -> None:
-        self.left(request)
-        complete(request, InferResponse(None, error), True)
 
     # ------------------------------------------------------------ deciding
 
@@ -218,8 +222,7 @@ class DynamicScheduler(Scheduler):
         deadline = queue.next_deadline_ns
         if deadline and deadline <= now_ns:
             for request in queue.expire(now_ns):
-                self._rejected_timeout += 1
-                self._refuse(request, Unavailable("Request timeout expired", reason=Reason.REJECTED))
+                self.expired(request)
         if not self._held():
             pool = self._pool
             while queue.size:
