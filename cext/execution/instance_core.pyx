@@ -171,7 +171,7 @@ cdef class InstanceCore(Executor):
         elif self.claim.granted:
             self.claim.begin()
             InstanceCore.begin(self, batch)
-        else:  # the scheduler does not ask for grants, so the batch waits here for one
+        else:  # of a warm-up, which asks for no grant: the batch waits here for one
             self.awaiting_grant.append(batch)
             self.claim.ask()
             self.pool.serve()

@@ -16,9 +16,11 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.backends.python.models import isolated
+from tests.sequences.models import Caller, flags, rest, sequence_config, tensors
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 def limited(priority: int = 1, count: int = 1) -> str:
@@ -166,4 +168,65 @@ def test_a_call_to_a_model_that_needs_nothing_passes_those_in_line(tmp_path: Pat
         gate.started()
         gate.go()
         assert done.get(timeout=60) == ("gate", None)
+    gate.close()
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
+def test_a_sequence_that_waits_for_its_turn_is_cancelled_at_once(tmp_path: Path, strategy: str) -> None:
+    """The one that shared its batch goes on, and nobody keeps a turn that is not wanted."""
+    repository = tmp_path / "repository"
+    gate = Gate(repository, tmp_path / "gate", "gate", limited())
+    turn = limited().partition("dynamic_batching")[0]
+    write_model(repository, "sums", sequence_config(strategy, 4, extra=turn))
+    with (
+        ServerProcess(repository, "--rate-limit=execution_count") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        Caller(server, "grpc") as call,
+    ):
+        answers: queue.Queue[Any] = queue.Queue()
+
+        def hold() -> None:
+            client.async_infer("gate", tensor(), lambda result, error: answers.put(error or result))
+            gate.started()
+
+        def send(id: int, value: int) -> Any:
+            return client.async_infer(
+                "sums",
+                tensors(grpcclient, value),
+                lambda result, error: answers.put(error or int(result.as_numpy("OUTPUT").flat[0])),
+                sequence_id=id,
+                **flags("s"),
+            )
+
+        def counts() -> tuple[int, int, int]:
+            row = rest(server, "GET", "/v2/models/sums/stats?live=true")[1]["model_stats"][0]
+            listing = rest(server, "GET", "/v2/models/sums/sequences")[1]
+            return row["live"]["accepted"], row["inference_stats"]["fail"]["count"], listing["slots_used"]
+
+        hold()
+        gone, _ = send(1, 10), send(2, 20)
+        until(lambda: counts() == (2, 0, 2), "both wait for the turn of the gate to end")
+        gone.cancel()
+        assert answers.get(timeout=60).status() == "StatusCode.CANCELLED"
+        until(lambda: counts() == (1, 1, 1), "it is answered, and its slot is free")
+        send(3, 30)
+        until(lambda: counts() == (2, 1, 2), "another has it")
+        gate.go()
+        assert {answers.get(timeout=60) for _ in range(3)} > {20, 30}
+        assert [call("sums", id, "e", 1)["OUTPUT"] for id in (2, 3)] == [21, 31]
+        assert call("sums", 1, "se", 5)["OUTPUT"] == 5
+        # all who wait leave
+        hold()
+        alone = send(4, 40)
+        until(lambda: counts() == (1, 1, 1), "it waits")
+        alone.cancel()
+        assert answers.get(timeout=60).status() == "StatusCode.CANCELLED"
+        until(lambda: counts() == (0, 2, 0), "nothing is left")
+        gate.go()
+        answers.get(timeout=60)
+        for _ in range(2):
+            hold()
+            gate.go()
+            answers.get(timeout=60)
+        assert call("sums", 5, "se", 5)["OUTPUT"] == 5
     gate.close()

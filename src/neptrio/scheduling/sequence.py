@@ -20,6 +20,7 @@ from neptrio.config.sequence_config import SequenceConfig
 from neptrio.errors import Cancelled, InvalidArgument, Reason, TritonError, Unavailable
 from neptrio.execution.batch import Batch, complete
 from neptrio.execution.instance import Instance, InstancePool
+from neptrio.execution.rate_limiter import Claim
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, Timestamp, monotonic_ns
 from neptrio.scheduling import sequence_slots as slots
@@ -181,14 +182,27 @@ class SequenceScheduler(Scheduler):
     def dispatch(self, now_ns: int) -> None:
         waiting = self.table.waiting
         for index, instance in enumerate(self._instances):
-            if waiting[index] and instance is not None:
-                self.form(index, instance, now_ns)
+            if instance is None:
+                continue
+            in_line = bool(waiting[index]) and self.form(index, instance, now_ns)
+            if instance.claim is not None and not in_line:
+                instance.claim.leave()
         if self.table.effects:
             self._act()
 
-    def form(self, index: int, instance: Instance, now_ns: int) -> None:
-        """Forms and submits those batches for one instance that are due."""
+    def form(self, index: int, instance: Instance, now_ns: int) -> bool:
+        """Forms and submits those batches for one instance that are due; True: one is, and waits for a grant."""
         raise NotImplementedError
+
+    def ask(self, claim: Claim) -> bool:
+        """Asks the rate limiter for the grant that a batch needs; False: not yet, dispatch() is called again then.
+
+        Until then its requests wait in their slots, where they can be cancelled and others can join them. Others may be
+        answered here, and cancel what was looked at before.
+        """
+        claim.ask()
+        self._pool.serve()
+        return claim.granted
 
     def _issue(self, sequence: Sequence, now_ns: int) -> InferRequest:
         """Takes the sequence's next request and adds controls and state to it."""
@@ -233,7 +247,8 @@ class SequenceScheduler(Scheduler):
         self._arm(when_ns)
 
     def _freed(self) -> None:
-        if any(self.table.waiting):
+        # with a rate limiter also to give back a grant that is not wanted
+        if self._pool.limited or any(self.table.waiting):
             self._loop.loop_pass.mark(self)
 
     def _finished(self, batch: Batch) -> None:

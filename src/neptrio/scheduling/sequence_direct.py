@@ -9,6 +9,7 @@ Rules (docs/protocol/rules.md E1.9 and E1.10):
  3. A request whose inputs differ in shape from the first one's waits; its slot gets a null request.
  4. Without a delay or a minimum utilization a batch is sent at once. With both, it waits until the share of
     slots with a request reaches the minimum or the oldest request has waited for the delay.
+ 5. With a rate limiter a batch is made of what is there when it is granted (sequence.ask).
 """
 
 from __future__ import annotations
@@ -42,23 +43,21 @@ class DirectScheduler(SequenceScheduler):
         super().__init__(model, pool, loop, config)
         self._nulls = NullRequests(model, self.controls)
 
-    def form(self, index: int, instance: Instance, now_ns: int) -> None:
+    def form(self, index: int, instance: Instance, now_ns: int) -> bool:
         if instance.outstanding:
-            return
+            return False
         table = self.table
         if self._holds[index] and self._held(index, sum(table.waiting), table.backlog_requests):
-            return
+            return False
         self._holds = [0] * len(self._holds)  # they count the same requests, of which others are executed now
-        ready = [s for s in table.slots[index] if s is not None and s.waiting and s.in_flight is None]
-        if not ready:
-            return
-        oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in ready if s.waiting)
-        config = self.config
-        utilization = config.minimum_slot_utilization
-        left = delay_left(self.delay_ns, utilization, config.slots, len(ready), oldest, now_ns)
-        if left:
-            self._wait_until(now_ns + left)
-            return
+        while True:
+            ready, oldest = self._due_now(index, now_ns)
+            if not ready:
+                return False
+            if instance.claim is None or instance.claim.granted:
+                break
+            if not self.ask(instance.claim):
+                return True  # once granted, it is looked at again: who was ready may have gone
         first = ready[0]
         assert first.waiting is not None
         pattern: InferRequest = first.waiting[0]
@@ -73,8 +72,24 @@ class DirectScheduler(SequenceScheduler):
             batch.append(sequence)
         self.null_requests = self._nulls.made
         requests = [self._issue(r, now_ns) if not isinstance(r, InferRequest) else r for r in batch]
-        reason = "full" if len(ready) == config.slots else "delay" if self.delay_ns else "idle"
+        reason = "full" if len(ready) == self.config.slots else "delay" if self.delay_ns else "idle"
         instance.submit(requests, reason, now_ns - oldest)
+        return False
+
+    def _due_now(self, index: int, now_ns: int) -> tuple[list[Sequence], int]:
+        """The sequences for a batch that is due, by slot, and when the first of their requests came; ([], 0) if none is, and
+        then dispatch() is called when one will be."""
+        ready = [s for s in self.table.slots[index] if s is not None and s.waiting and s.in_flight is None]
+        if not ready:
+            return [], 0
+        oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in ready if s.waiting)
+        config = self.config
+        utilization = config.minimum_slot_utilization
+        left = delay_left(self.delay_ns, utilization, config.slots, len(ready), oldest, now_ns)
+        if left:
+            self._wait_until(now_ns + left)
+            return [], 0
+        return ready, oldest
 
     @property
     def null_requests_open(self) -> int:  # type: ignore[override]

@@ -9,7 +9,8 @@ Rules (docs/protocol/rules.md E1.12 and E2.5):
     request has waited for the delay, counted from its arrival. A full or ended batch never waits.
  5. While an instance has all the batches it can work on, one full batch may be prepared for it; anything less
     stays in the queue, where it can still grow.
- 6. With preserve_ordering responses leave in the order in which their requests were accepted.
+ 6. With a rate limiter a batch is made of what is there when it is granted (sequence.ask).
+ 7. With preserve_ordering responses leave in the order in which their requests were accepted.
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ class OldestScheduler(SequenceScheduler):
     offers = True
     _order: ArrivalOrder | None = None
 
-    def form(self, index: int, instance: Instance, now_ns: int) -> None:
+    def form(self, index: int, instance: Instance, now_ns: int) -> bool:
         config = self.config
         table = self.table
         max_size = max(1, config.max_batch_size)
         if self._holds[index] and self._held(
             index, sum(1 for s in table.ready[index] if s.waiting and s.in_flight is None), self._backlog_hold
         ):
-            return
+            return False
         capacity = instance.backend.capacity
         limit = capacity - self._pool.limited  # under the rate limiter nothing is prepared in advance
         while instance.outstanding <= limit:
             picked, closed = self._pick(index, max_size)
             if not picked:
-                return
+                return False
             if instance.outstanding == capacity and len(picked) < max_size:
-                return
+                return False
             oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in picked if s.waiting)
             age = now_ns - oldest
             size, reason = choose(
@@ -71,7 +72,11 @@ class OldestScheduler(SequenceScheduler):
             )
             if not size:
                 self._wait_until(oldest + self.delay_ns)
-                return
+                return False
+            if instance.claim is not None and not instance.claim.granted:
+                if not self.ask(instance.claim):
+                    return True
+                continue  # who was picked may have gone
             requests = []
             for sequence in picked[:size]:
                 table.withdraw(index)
@@ -79,6 +84,7 @@ class OldestScheduler(SequenceScheduler):
             if config.preserve_ordering:
                 self._keep_order(requests)
             instance.submit(requests, reason, age)
+        return False
 
     def _pick(self, index: int, max_size: int) -> tuple[list[Sequence], bool]:
         """The longest prefix of the queue that fits into one batch; removes stale entries from the queue."""
