@@ -17,7 +17,7 @@ FLOORS = """
 extras limits
 foreign
 errors datatypes cores process_parts terminal
-process_end
+process_end process_start
 request
 rings
 loop

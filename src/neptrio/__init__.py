@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing takes longer to import than everything that comes before process_start
 if TYPE_CHECKING:
+    from typing import Any
+
     from neptrio.embedded.blocking import BlockingModel, BlockingSequence, RunningServer
     from neptrio.embedded.model import Model, Sequence
     from neptrio.embedded.options import InferOptions, RequestOptions

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neptrio import __version__, flags, limits, process_end
+from neptrio import __version__, flags, limits, process_end, process_start
 from neptrio.errors import TritonError
 from neptrio.observe.trace_options import DIRECTORY, MAX_BYTES
 from neptrio.settings import Settings
@@ -419,9 +419,10 @@ def serve(settings: Settings, warnings: list[str], first_steps: bool = False) ->
     os.environ.pop("NEPTRIO_TOKEN", None)  # for commands that ask a server; models here must not see it
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     process_end.serves()
-    from neptrio import server_process
-    from neptrio.logs import settle, start_logging
-    from neptrio.loop import allocator
+    with process_start.Uninterrupted():
+        from neptrio import server_process
+        from neptrio.logs import settle, start_logging
+        from neptrio.loop import allocator
 
     allocator.set_up()
     try:

@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
 
-from neptrio import terminal
+from neptrio import process_start, terminal
 
 # the exit status that a shell reports for a program whose output is read no further
 ENOUGH = 128 + signal.SIGPIPE
@@ -44,6 +44,7 @@ def load(name: str) -> ModuleType:
 def run(name: str, argv: list[str]) -> int:
     """Parses `argv` for that subcommand and runs it; returns the process's exit status."""
     module = load(name)
+    process_start.take_signals_as_usual()
     parser = argparse.ArgumentParser(
         prog=f"neptrio {name}", description=module.__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
