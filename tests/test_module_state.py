@@ -73,6 +73,7 @@ ALLOWED = {
     "src/neptrio/backends/python/process.py": {
         "_alive": "what is ended when the process of the servers ends"
     },
+    "src/neptrio/backends/python/environment_template.py": {"environment_templates": OF_THE_PROCESS},
     "src/neptrio/backends/python/template.py": {
         "template": "all that it forks is told by each call; behind a lock, and started again when it was killed"
     },

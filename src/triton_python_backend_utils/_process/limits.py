@@ -86,17 +86,27 @@ def blas_setter() -> Any:
     import numpy as np
 
     place = os.path.join(os.path.dirname(os.path.dirname(np.__file__)), "numpy.libs", "*openblas*")
-    for file in glob.glob(place):
+    for file in glob.glob(place) or mapped(
+        "openblas"
+    ):  # an environment of conda has it among its own libraries
         library = ctypes.CDLL(file)
         for name in (
             "scipy_openblas_set_num_threads64_",
             "scipy_openblas_set_num_threads",
+            "openblas_set_num_threads64_",
             "openblas_set_num_threads",
         ):
             function = getattr(library, name, None)
             if function is not None:
                 return function
     return None
+
+
+def mapped(part: str) -> list[str]:
+    """The files that this process has mapped and whose names hold `part`."""
+    with open("/proc/self/maps") as maps:
+        files = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
+    return sorted(file for file in files if part in os.path.basename(file))
 
 
 def become(arguments: list[str]) -> None:

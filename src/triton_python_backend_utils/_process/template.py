@@ -16,6 +16,8 @@ Rules:
     from it. It is itself forked from the general template, and answers the same requests.
  4. The server does not believe a template. A process says that it is there itself, with a byte to which the kernel adds
     its number, and does nothing until it is told to go on; if nobody waits for it any more, it is killed instead.
+ 5. The interpreter of a model's own environment may be a template, too. It cannot where it runs threads before a model is there,
+    or where its numpy has libraries that count theirs then; it says so before anything is asked of it, and ends.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ import platform
 import signal
 import socket
 import sys
+from array import array
 from typing import Any
 
+from . import limits
 from .own_socket import own_socket
 from .stop_signal import outlive
 
@@ -37,6 +41,7 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT = 0x00008000
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PACKET = 1 << 20
+COUNT_EARLY = ("libmkl", "libiomp", "libomp", "libgomp")  # names of libraries: rule 5
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -89,12 +94,14 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
     os.close(null)
     os.close(output)
     _exchange_environment(asked["environ"])
-    from .limits import apply
-
-    apply(asked["limits"])
+    limits.apply(asked["limits"])
     try:
         if asked.get("preload"):
             serve(own_socket(sock), asked["preload"])
+        elif asked["rings"] == "plain":
+            from .plain_ring import main as run_plain
+
+            run_plain(sock)
         else:
             from .compiled_ring import main
 
@@ -132,7 +139,7 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
         gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
-        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors = _received(sock)
         if not data:
             os._exit(0)
         asked = json.loads(data)
@@ -149,13 +156,54 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
         sock.send(json.dumps(answer).encode())
 
 
+def _received(sock: socket.socket) -> tuple[bytes, array[int]]:
+    """A packet and its descriptors. socket.recv_fds() is younger than the oldest Python that an environment may have."""
+    found = array("i")
+    data, ancillary, _, _ = sock.recvmsg(
+        PACKET, socket.CMSG_SPACE(4 * found.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, value in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(value[: len(value) - len(value) % found.itemsize])
+    return data, found
+
+
+def _obstacle() -> str | None:
+    """Why nothing can be forked from this process, None where it can."""
+    if len(os.listdir("/proc/self/task")) > 1:  # rule 1
+        return "it runs threads before a model is there"
+    counted = sorted(name for part in COUNT_EARLY for name in limits.mapped(part))
+    if counted:
+        return f"its numpy has {', '.join(counted)}, which counts its threads before a model's variables are there"
+    if limits.mapped("openblas") and limits.blas_setter() is None:
+        return "the threads of its numpy cannot be set"
+    return None
+
+
+def main_of_environment(descriptor: int) -> None:
+    """Runs the template of an environment on the socket of that number. It says first whether it can be one."""
+    sock = _begun(descriptor)
+    from . import plain_ring
+
+    del plain_ring
+    why = _obstacle()
+    sock.send(json.dumps({"error": why}).encode())
+    if why is None:
+        serve(sock)
+
+
 def main(descriptor: int) -> None:
     """Runs the template on the socket of that number."""
-    entitle("py:template")
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from . import compiled_ring, limits
+    sock = _begun(descriptor)
+    from . import compiled_ring
 
     limits.blas_setter()
-    del compiled_ring, limits
+    del compiled_ring
+    serve(sock)
+
+
+def _begun(descriptor: int) -> socket.socket:
+    entitle("py:template")
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sys.stdout.flush()
-    serve(own_socket(descriptor))
+    return own_socket(descriptor)

@@ -26,14 +26,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as utils
 from neptrio import process_parts
 from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
+from neptrio.backends.python.environment_template import FIND_UTILITIES, PACKAGE, environment_templates
 from neptrio.backends.python.limits import launched
 from neptrio.backends.python.printed_lines import records
 from neptrio.errors import Internal, Killed, Reason
@@ -42,15 +41,7 @@ from neptrio.loop import threads
 from neptrio.loop.process_ends import ends
 from triton_python_backend_utils._process.wire import Wire
 
-PACKAGE = Path(utils.__file__).parent
-BOOTSTRAP = """
-import sys, importlib.util as u
-sys.path[:1] = [] if sys.path[:1] == [""] else sys.path[:1]
-s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__init__.py",
-                              submodule_search_locations=[sys.argv[1]])
-m = u.module_from_spec(s)
-sys.modules[s.name] = m
-s.loader.exec_module(m)
+BOOTSTRAP = f"""{FIND_UTILITIES}
 if sys.argv[3] == "compiled":
     from triton_python_backend_utils._process.compiled_ring import main
 else:
@@ -90,7 +81,7 @@ class Process:
     ) -> None:
         """`python` is the path of the interpreter, None for the server's. `environ` and `limits` are made by
         neptrio.backends.python.limits. `origin` is the template that the process is forked from, if forking is
-        possible."""
+        possible and the interpreter is the server's; others have templates of their own (environment_template.py)."""
         self.name = name
         self.ended = threading.Event()
         self.killed_for = ""  # why the server has killed it, "" if it has not
@@ -100,12 +91,16 @@ class Process:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._template = False
-        self._origin = origin
         self._child: Any = None
         self._threads: list[threading.Thread] = []
         self._begun = threading.Event()
         self._given_up = False
         given = dict(os.environ) if environ is None else environ
+        source: template.Template | None = origin if template.SUPPORTED else None
+        if python is not None:
+            source = environment_templates.find(python, given, limits or {})
+            given = variables(python, given)
+        self._origin = source
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = ours
         self._group: memory_group.MemoryGroup | None = None
@@ -117,19 +112,19 @@ class Process:
             ends.prepare()
             for role, target in (("output", self._output), ("writer", self._write), ("reader", self._read)):
                 self._threads.append(threads.start(self._when_begun, target, name=f"{name}-{role}"))
-            if python is None and template.SUPPORTED:
+            if source is not None:
                 try:
-                    self._child = origin.fork(f"py:{name}", theirs.fileno(), given, limits or {})
+                    self._child = source.fork(f"py:{name}", theirs.fileno(), given, limits or {})
                     self._template = True
+                except template.Unusable as error:
+                    self._log.debug("%s", error)
                 except OSError as error:
                     self._log.warning("the template process cannot be used, a new one is started: %s", error)
             if self._child is None:
                 later = json.dumps({name: (limits or {}).get(name) for name in ("threads", "withheld")})
                 program = [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
                 program += [str(theirs.fileno()), "compiled" if python is None else "plain", later]
-                arguments, environ_of_it = launched(
-                    program, given if python is None else variables(python, given), limits
-                )
+                arguments, environ_of_it = launched(program, given, limits)
                 self._child = Started(
                     arguments,
                     stdin=subprocess.DEVNULL,
@@ -152,8 +147,8 @@ class Process:
                 self._child.wait()
                 self._child.stdout.close()
                 self._child.close()
-                if self._template:
-                    origin.release()
+                if self._template and source is not None:
+                    source.release()
             if self._group is not None:
                 self._group.remove()
             raise
@@ -225,7 +220,7 @@ class Process:
                     self.killed_for = f"it used more than MEMORY_LIMIT_BYTES ({self._group.limit} bytes)"
                 self._group.remove()
             self._threads[0].join(1)  # for its last output
-            if self._template:
+            if self._template and self._origin is not None:
                 self._origin.release()
         except Exception:  # whatever fails here, others wait for the end
             self._log.exception("its process has ended, and cannot be cleared away")

@@ -51,6 +51,8 @@ SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch6
 class Template:
     """Forks processes on request. Any thread."""
 
+    rings = "compiled"  # the end of the rings that its processes have (triton_python_backend_utils._process)
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
@@ -119,6 +121,7 @@ class Template:
             "environ": environ,
             "limits": limits,
             "preload": preload,
+            "rings": self.rings,
         }
         birth = Birth(ANSWER_SECONDS)
         try:
@@ -154,22 +157,30 @@ class Template:
         if error is not None:
             raise _Refused(text_of(error))
 
-    def _start(self) -> None:
+    def _program(self) -> tuple[list[str], dict[str, str]]:
+        """Arguments, to which its socket is added, and variables of a new template."""
         from neptrio.backends.python.limits import inherited
 
+        return [sys.executable, "-u", "-c", BOOTSTRAP], {**inherited(), **dict.fromkeys(ONE_THREAD, "1")}
+
+    def _started(self, sock: socket.socket) -> None:
+        """Hears what a new template says first. Raises Unusable if nothing can be forked from it."""
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         ours.settimeout(ANSWER_SECONDS)
         answer: queue.SimpleQueue[OSError | Started] = queue.SimpleQueue()
+        program, environ = self._program()
 
         def start() -> None:
             process: Started | None = None
             try:
                 process = Started(
-                    [sys.executable, "-u", "-c", BOOTSTRAP, str(theirs.fileno())],
+                    [*program, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**inherited(), **dict.fromkeys(ONE_THREAD, "1")},
+                    env=environ,
                     process_group=0,  # as in _process/template.py
                 )
                 process.begin()
@@ -203,6 +214,11 @@ class Template:
         finally:
             del started  # which may refer to this frame
         self._sock = ours
+        try:
+            self._started(ours)
+        except BaseException:
+            self._stop()
+            raise
 
     def _start_for_ever(self) -> None:
         while True:
@@ -211,6 +227,10 @@ class Template:
 
 class _Refused(OSError):
     """The template is well and could not fork."""
+
+
+class Unusable(_Refused):
+    """Nothing can be forked from that interpreter: processes are started one by one."""
 
 
 def _hang_up(sock: socket.socket) -> None:

@@ -1,0 +1,112 @@
+"""Templates of environments: the instances of models with one EXECUTION_ENV_PATH are forked from one process of its
+interpreter, as those of other models are from the server's (template.py).
+
+Rules:
+ 1. A template serves the processes that would be started with the same interpreter, the same installed packages and the same
+    variables. The number of threads of numerical libraries may differ: each process sets its own.
+ 2. The process of a model with a user of its own (RUN_AS_UID) is never forked: what an environment brings runs as that user
+    from its first instruction.
+ 3. An environment whose interpreter cannot be forked from says so when its template is started, and its processes are started
+    one by one: it runs threads by itself (sitecustomize, a .pth file), or its numpy has libraries whose threads are
+    counted before a model's variables are known (MKL, OpenMP).
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as utils
+from neptrio.backends.python.environment import variables
+from neptrio.backends.python.limits import THREADS
+from neptrio.backends.python.template import ONE_THREAD, SUPPORTED, Template, Unusable
+from neptrio.foreign import summary, text_of
+
+PACKAGE = Path(utils.__file__).parent
+# makes the server's utilities the environment's, of which it needs no other part
+FIND_UTILITIES = """
+import sys, importlib.util as u
+sys.path[:1] = [] if sys.path[:1] == [""] else sys.path[:1]
+s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__init__.py",
+                              submodule_search_locations=[sys.argv[1]])
+m = u.module_from_spec(s)
+sys.modules[s.name] = m
+s.loader.exec_module(m)
+"""
+BOOTSTRAP = f"""{FIND_UTILITIES}
+from triton_python_backend_utils._process.template import main_of_environment
+main_of_environment(int(sys.argv[2]))
+"""
+MOST = 64  # environments that are remembered
+
+
+class EnvironmentTemplate(Template):
+    """A process of an environment's interpreter that has imported its numpy."""
+
+    rings = "plain"
+
+    def __init__(self, python: str, environ: dict[str, str]) -> None:
+        """`environ`: the variables that it is started with."""
+        super().__init__()
+        self._python = python
+        self._environ = environ
+        self.unusable = False  # rule 3
+
+    def _program(self) -> tuple[list[str], dict[str, str]]:
+        program = [self._python, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
+        return program, {**self._environ, **dict.fromkeys(ONE_THREAD, "1")}
+
+    def _started(self, sock: socket.socket) -> None:
+        try:
+            why = json.loads(sock.recv(1 << 16) or b'{"error": "its interpreter has ended"}')["error"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = summary(error)
+        if why is not None:
+            self.unusable = True
+            raise Unusable(f"'{self._python}' cannot be forked from: {text_of(why)}")
+
+
+class EnvironmentTemplates:
+    """Those of a process. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Any, EnvironmentTemplate] = {}
+
+    def find(
+        self, python: str, environ: dict[str, str], limits: dict[str, Any]
+    ) -> EnvironmentTemplate | None:
+        """The template for a process of the interpreter `python` with these variables and limits, None if there is none."""
+        if not SUPPORTED or limits.get("user"):
+            return None
+        given = {name: value for name, value in variables(python, environ).items() if name not in THREADS}
+        key = (python, _installed(python), frozenset(given.items()))
+        with self._lock:
+            found = self._known.pop(key, None)
+            if found is None:
+                found = EnvironmentTemplate(python, given)
+                if len(self._known) >= MOST:
+                    del self._known[next(iter(self._known))]  # it ends with the last of its processes
+            self._known[key] = found
+        return None if found.unusable else found
+
+
+def _installed(python: str) -> tuple[tuple[int, int], ...]:
+    """Changes when the interpreter or the packages beside it do: an installer makes folders there."""
+    root = os.path.dirname(os.path.dirname(python))
+    found = []
+    for place in (python, *sorted(glob.glob(f"{glob.escape(root)}/lib*/python3*/site-packages"))):
+        try:
+            status = os.stat(place)
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
+
+
+environment_templates = EnvironmentTemplates()

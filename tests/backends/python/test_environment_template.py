@@ -1,0 +1,127 @@
+"""Models with an environment of their own are forked from one process of its interpreter, where that can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import venv
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from tests.backends.python.models import config, python_model
+from tests.support.sanitizer import no_memory_figures
+from tests.support.server import ServerProcess
+
+SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+# says where it runs, what it has of the server's variables, and how many threads numpy has
+MODEL = """
+import ctypes
+import glob
+import os
+import sys
+import numpy as np
+
+(library,) = glob.glob(os.path.dirname(np.__file__) + ".libs/*openblas*")
+threads = ctypes.CDLL(library).scipy_openblas_get_num_threads64_()
+said = [sys.prefix, str(os.getpid()), os.environ.get("FLAG", ""), os.environ["OMP_NUM_THREADS"], str(threads)]
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(said, dtype=object))]) for _ in requests]
+"""
+THREADS_AT_START = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
+)
+ENVIRONMENT = 'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{}" }} }}\n'
+PARAMETER = 'parameters {{ key: "{}" value: {{ string_value: "{}" }} }}\n'
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment") / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (folder / SITE / "numpy.pth").write_text(str(Path(np.__file__).parent.parent) + "\n")
+    return folder
+
+
+def model(repository: Path, name: str, environment: Path, extra: str = "") -> None:
+    python_model(
+        repository,
+        name,
+        MODEL,
+        config("IN:TYPE_FP32:1", "OUT:TYPE_STRING:-1", 0, extra) + ENVIRONMENT.format(environment),
+    )
+
+
+def said(server: ServerProcess, name: str) -> list[str]:
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    with urlopen(f"http://{server.http}/v2/models/{name}/infer", json.dumps(body).encode()) as answer:
+        found: list[str] = json.load(answer)["outputs"][0]["data"]
+        return found
+
+
+def templates(environment: Path) -> list[int]:
+    """The processes that the environment's models are forked from."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text, line = stat.read_text(), (stat.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if "(py:template)" in text and line.startswith(str(environment)):
+            found.append(int(stat.parent.name))
+    return found
+
+
+def forked(pid: str) -> bool:
+    """Whether a process has the arguments of a template: a forked process keeps them."""
+    return "main_of_environment" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.slow
+@no_memory_figures
+def test_models_of_an_environment_share_its_template(tmp_path: Path, environment: Path) -> None:
+    more = {"one": "", "two": PARAMETER.format("THREADS", 3), "three": PARAMETER.format("NICE", 1)}
+    for name, extra in more.items():
+        model(tmp_path, name, environment, extra)
+    with ServerProcess(tmp_path, env={**os.environ, "FLAG": "on"}) as server:
+        answers = {name: said(server, name) for name in more}
+        (template,) = templates(environment)
+        for name, (prefix, pid, flag, threads, blas) in answers.items():
+            assert (prefix, flag, blas) == (str(environment), "on", threads), name
+            assert forked(pid), name
+            assert (
+                int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == server.process.pid
+            )
+            kinds = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            (written,) = (int(kind.split()[1]) << 10 for kind in kinds if kind.startswith("Private_Dirty:"))
+            assert written < 5 << 20, name
+        assert answers["two"][3] == "3" != answers["one"][3]
+
+        for pid in (template, int(answers["one"][1])):
+            os.kill(pid, signal.SIGKILL)
+        (prefix, pid, *_) = said(server, "one")  # waits until its process has started again
+        assert prefix == str(environment)
+        assert pid != answers["one"][1]
+        assert forked(pid)
+        assert templates(environment) != [template]
+        assert said(server, "two") == answers["two"]
+
+
+@pytest.mark.slow
+def test_an_environment_that_runs_threads_is_not_forked_from(tmp_path: Path, environment: Path) -> None:
+    (environment / SITE / "sitecustomize.py").write_text(THREADS_AT_START)
+    for name in ("one", "two"):
+        model(tmp_path, name, environment)
+    with ServerProcess(tmp_path) as server:
+        for name in ("one", "two"):
+            prefix, pid, *_ = said(server, name)
+            assert prefix == str(environment)
+            assert not forked(pid)
+        assert templates(environment) == []
+        assert "cannot be used" not in server.log()
