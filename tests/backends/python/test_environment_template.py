@@ -114,6 +114,16 @@ def test_models_of_an_environment_share_its_template(tmp_path: Path, environment
 
 
 @pytest.mark.slow
+def test_an_environment_without_numpy_is_told_by_its_model_alone(tmp_path: Path, environment: Path) -> None:
+    (environment / SITE / "numpy.pth").unlink()
+    model(tmp_path, "one", environment)
+    with ServerProcess(tmp_path, "--exit-on-error=false", failures="No module named 'numpy'") as server:
+        server.until_logged("No module named 'numpy'")
+        # among what the model's process printed, as the reason of the load, and in the table: not from the template as well
+        assert server.log().count("No module named 'numpy'") == 3
+
+
+@pytest.mark.slow
 def test_an_environment_that_runs_threads_is_not_forked_from(tmp_path: Path, environment: Path) -> None:
     (environment / SITE / "sitecustomize.py").write_text(THREADS_AT_START)
     for name in ("one", "two"):

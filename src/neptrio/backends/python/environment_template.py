@@ -17,6 +17,7 @@ import glob
 import json
 import os
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class EnvironmentTemplate(Template):
     """A process of an environment's interpreter that has imported its numpy."""
 
     rings = "plain"
+    output = subprocess.DEVNULL  # an environment that is broken says so in the process of a model, too
 
     def __init__(self, python: str, environ: dict[str, str]) -> None:
         """`environ`: the variables that it is started with."""

@@ -52,6 +52,7 @@ class Template:
     """Forks processes on request. Any thread."""
 
     rings = "compiled"  # the end of the rings that its processes have (triton_python_backend_utils._process)
+    output: int | None = None  # where what it prints itself goes, None: where the server's goes
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -179,6 +180,8 @@ class Template:
                 process = Started(
                     [*program, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
+                    stdout=self.output,
+                    stderr=self.output,
                     pass_fds=[theirs.fileno()],
                     env=environ,
                     process_group=0,  # as in _process/template.py
