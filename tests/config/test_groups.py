@@ -58,7 +58,8 @@ def test_anything_else_does() -> None:
     plain = 'instance_group { name: "g" kind: KIND_CPU count: 2 }'
     for other in ("rate_limiter { priority: 2 }", 'profile: "p"', 'host_policy: "h"'):
         assert change(plain, plain.replace("count", f"{other} count")) == (["g_2", "g_3"], ["g_0", "g_1"])
-    assert change(plain, 'instance_group { name: "g" passive: true }') == ([], ["g_0", "g_1"])
+    passive = plain.replace("count", "passive: true count")
+    assert change(plain, passive) == (["g_2", "g_3"], ["g_0", "g_1"])
 
 
 def test_devices() -> None:

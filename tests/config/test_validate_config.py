@@ -122,6 +122,7 @@ BAD = [
         IO + 'model_warmup { inputs { key: "X" value { data_type: TYPE_INT8 dims: 4 } } }',
         "warm-up input 'X' must have data_type TYPE_FP32, got TYPE_INT8",
     ),
+    (IO + "instance_group { passive: true }", "expected a group that is not passive: passive instances execute no requests"),
     (IO + "model_warmup { batch_size: 9 }", "expected at most max_batch_size (8), got 9"),
     (IO + 'platform: "ensemble"', "needs the field ensemble_scheduling"),
     (

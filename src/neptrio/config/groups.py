@@ -43,8 +43,6 @@ class Placement:
 def placements(config: Any) -> Iterator[Placement]:
     """One place for each instance of a completed configuration, group by group."""
     for group in config.instance_group:
-        if group.passive:
-            continue
         kind = KINDS.get(group.kind, "CPU")
         for device in list(group.gpus) or [0] if kind == "GPU" else [0]:
             for index in range(group.count):

@@ -348,11 +348,17 @@ def _instance_groups(c: _Check) -> None:
 def _sizes(c: _Check) -> None:
     """Limits what is made at load to sizes that a machine can hold."""
     config = c.config
-    instances = sum(
-        max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group if not group.passive
-    )
-    if instances > MOST_INSTANCES:
-        c.fail(("instance_group",), f"expected at most {MOST_INSTANCES} instances, got {instances}")
+    counts = [
+        (max(group.count, 1) * max(len(group.gpus), 1), group.passive) for group in config.instance_group
+    ]
+    instances = sum(count for count, passive in counts if not passive)
+    made = sum(count for count, _ in counts)
+    if made > MOST_INSTANCES:
+        c.fail(("instance_group",), f"expected at most {MOST_INSTANCES} instances, got {made}")
+    if made and not instances:
+        c.fail(
+            ("instance_group",), "expected a group that is not passive: passive instances execute no requests"
+        )
     if config.WhichOneof("scheduling_choice") != "sequence_batching":
         return
     s = config.sequence_batching

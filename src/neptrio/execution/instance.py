@@ -83,6 +83,11 @@ class Instance(InstanceCore):
         self.stopping = False
         self._thread = threads.make(self.mailbox.run, name=f"instance-{name}")
 
+    @property
+    def passive(self) -> bool:
+        """It is initialized and finalized as the others, and executes nothing."""
+        return self.placement is not None and bool(self.placement.group.passive)
+
     def start(self, done: Callable[[BaseException | None], None]) -> None:
         """Starts the thread and initializes the backend there; calls `done(error)` on the trio thread."""
         try:
@@ -212,6 +217,7 @@ class InstancePool(PoolCore):
 
     def __init__(self, loop_pass: LoopPass | None = None) -> None:
         self._private = False  # the limiter is this model's own: share()
+        self.passive: list[Instance] = []  # they are never given a batch, and no scheduler knows of them
         self.retiring: list[Instance] = []
         self.unwanted: list[Instance] = []  # started but never to serve: they only wait to be finalized
         # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
@@ -230,25 +236,26 @@ class InstancePool(PoolCore):
     def add(self, instance: Instance, limiter: RateLimiter | None, group: Any, device: int) -> None:
         """Adds a new instance. Raises InvalidArgument when the rate limiter could never grant it an execution."""
         self.limiter = limiter
-        self.instances.append(instance)
+        (self.passive if instance.passive else self.instances).append(instance)
         self.register(instance, group, device)
 
     def register(self, instance: Instance, group: Any, device: int) -> None:
         """Registers the instance with the rate limiter, if there is one. Raises InvalidArgument."""
-        if self.limiter is not None:
+        if self.limiter is not None and not instance.passive:
             group = type(group)() if self._private else group
             instance.claim = self.limiter.register(group, device, instance.on_grant)
 
     def share(self, instances: Iterable[Instance]) -> None:
         """Lets only one at a time execute of those on a device that are exclusive (rate_limiter.py, rule 6). Called with
         instances that are initialized, before they are given batches."""
-        sharing = [instance for instance in instances if instance.backend.exclusive]
+        serving = [instance for instance in instances if not instance.passive]
+        sharing = [instance for instance in serving if instance.backend.exclusive]
         if not sharing:
             return
         if self.limiter is None:
             assert self._loop_pass is not None
             self.limiter, self._private = RateLimiter(self._loop_pass), True
-        for instance in {*self.all, *instances}:
+        for instance in {*self.instances, *self.retiring, *serving}:
             place = instance.placement
             assert place is not None
             if instance in sharing or instance.claim is None:
@@ -272,26 +279,32 @@ class InstancePool(PoolCore):
         """Drops every instance, and the scheduler that the pool tells of them."""
         for instance in self.all:
             self.drop(instance)
-        self.instances, self.retiring = [], []
+        self.instances, self.passive, self.retiring = [], [], []
         self.on_free = self.on_finished = None  # type: ignore[assignment]
         self.on_added = self.on_retired = _nobody
         self._tell_gone()
 
     @property
     def all(self) -> list[Instance]:
-        """The instances that serve and the retired ones that are not finalized."""
-        return self.instances + self.retiring
+        """The instances that serve, the passive ones, and the retired ones that are not finalized."""
+        return self.instances + self.passive + self.retiring
 
     def exchange(self, added: list[Instance], retired: list[Instance]) -> None:
         """Adds and retires instances: new ones serve from now on, retired ones get no new batches. Does not wait."""
         for instance in added:
-            self.instances.append(instance)
-            self.on_added(instance)
+            if instance.passive:
+                self.passive.append(instance)
+            else:
+                self.instances.append(instance)
+                self.on_added(instance)
         for instance in retired:
-            self.instances.remove(instance)
-            if instance.claim is not None and instance.outstanding == 0:
-                instance.claim.leave()
-            self.on_retired(instance)
+            if instance.passive:
+                self.passive.remove(instance)
+            else:
+                self.instances.remove(instance)
+                if instance.claim is not None and instance.outstanding == 0:
+                    instance.claim.leave()
+                self.on_retired(instance)
             instance.retired = True
             self.retiring.append(instance)
         self.note_retired()

@@ -206,7 +206,7 @@ class Model(ServedModel):
             raise
         tell("initializing instances")
         try:
-            await self.start_instances(self.pool.instances)
+            await self.start_instances(self.pool.all)
         except TooLong:
             self.stuck = True
             raise
@@ -327,7 +327,7 @@ class Model(ServedModel):
 
     def abort(self) -> None:
         """The load was abandoned: initialize() should stop early; stop() follows."""
-        for instance in self.pool.instances:
+        for instance in self.pool.all:
             instance.backend.abort()
 
     def withdraw(self) -> None:
@@ -353,7 +353,7 @@ class Model(ServedModel):
         if self.scheduler is not None:
             self.scheduler.close()
         self.pool.dispatch(0)
-        await self.stop_instances(self.pool.instances)
+        await self.stop_instances(self.pool.instances + self.pool.passive)
         while self.pool.retiring:  # drain() has returned, so nothing holds retired instances
             await self.pool.gone.wait()
         self._let_go()

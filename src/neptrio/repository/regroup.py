@@ -45,7 +45,7 @@ class Regrouping:
         `tell` is called with each phase's name. Raises TritonError; call stop() then, and when cancelled.
         """
         model, pool = self.model, self.model.pool
-        missing, self._retired = groups.plan(pool.instances, groups.placements(self.config))
+        missing, self._retired = groups.plan(pool.instances + pool.passive, groups.placements(self.config))
         if not missing:
             return
         names = groups.names(missing, [instance.name for instance in pool.all])
@@ -63,7 +63,7 @@ class Regrouping:
         await model.start_instances(self._made)
         if self.config.model_warmup:
             tell("warming up new instances")
-        await warm_up(model, self._made)
+        await warm_up(model, [instance for instance in self._made if not instance.passive])
 
     def commit(self) -> None:
         """Carries out the change. Nothing in here waits or can fail."""

@@ -373,6 +373,11 @@ error TRITONBACKEND_ModelInstanceInitialize(object instance) {
   fine(TRITONBACKEND_ModelInstanceModel(instance, &model));
   fine(TRITONBACKEND_ModelName(model, &name));
   if (strncmp(name, "loads ", 6) == 0) loads(instance, name + 6);
+  bool passive;
+  const char* own;
+  fine(TRITONBACKEND_ModelInstanceIsPassive(instance, &passive));
+  fine(TRITONBACKEND_ModelInstanceName(instance, &own));
+  if (passive) fprintf(stderr, "probe: passive %s\n", own);
   label = TRITONSERVER_ParameterNew("model", 0, name);
   fine(TRITONSERVER_MetricFamilyNew(&family, 0, "probe_total", "what the probe has counted"));
   fine(TRITONSERVER_MetricNew(&counter, family, &label, 1));
