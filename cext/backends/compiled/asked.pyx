@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport RAW, said, values_of
 
+import json
 import mmap
 import sys
 
@@ -151,6 +152,19 @@ cdef int on_describe(int subject, const char* model, int64_t version,
     except BaseException as error:
         return failure(error, text, room)
 
+cdef int on_labels(const char* model, int64_t version, const char* output, void (*take)(void*, const char*, size_t) noexcept nogil,
+                   void* taker, char* text, size_t room) noexcept with gil:
+    cdef bytes told
+    try:
+        code, found = running.host.described("labels", said(model), "" if version < 0 else str(version))
+        if code >= 0:
+            return put(found, text, room, code)
+        told = b"".join([label.encode() + b"\0" for label in json.loads(found).get(said(output), ())])
+        take(taker, PyBytes_AS_STRING(told), len(told))
+        return COMPILED_FINE
+    except BaseException as error:
+        return failure(error, text, room)
+
 cdef int on_decoupled(const char* model, int64_t version, int* found, char* text, size_t room) noexcept with gil:
     try:
         found[0] = running.host.is_model_decoupled(said(model), "" if version < 0 else str(version))
@@ -175,4 +189,5 @@ cdef int asks(compiled_host* functions, host) except -1:
     functions.forget_metric = on_forget_metric
     functions.load, functions.unload = on_load, on_unload
     functions.ready, functions.decoupled, functions.describe = on_ready, on_decoupled, on_describe
+    functions.labels = on_labels
     return 0

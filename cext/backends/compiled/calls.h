@@ -1,6 +1,8 @@
 // What calls.cpp and served.cpp share: requests of a backend's own, and their responses.
 #pragma once
 
+#include <map>
+
 #include "objects.h"
 
 namespace compiled {
@@ -41,6 +43,8 @@ struct CallResponse : Object {
   std::string model, id;
   int64_t version = -1;
   std::shared_ptr<Error> error;
+  std::mutex lock;
+  std::map<uint32_t, std::vector<std::string>> labels;  // of outputs of which one was asked for
 };
 
 }  // namespace compiled

@@ -179,6 +179,9 @@ struct compiled_host {
   /* what the server says of itself or of a model, as JSON, by compiled_subject: given to `take` before it returns. `version` below 0: any */
   int (*describe)(int subject, const char* model, int64_t version,
                   void (*take)(void* with, const char* json, size_t size), void* with, char* text, size_t room);
+  /* the labels of an output's classes, each ended with 0; as describe() */
+  int (*labels)(const char* model, int64_t version, const char* output,
+                void (*take)(void* with, const char* texts, size_t size), void* with, char* text, size_t room);
   int (*decoupled)(const char* model, int64_t version, int* found, char* text, size_t room);
 };
 

@@ -136,6 +136,8 @@ cdef extern from "interface.h":
         int (*load)(const char*, const compiled_parameter*, uint32_t, char*, size_t) noexcept with gil
         int (*unload)(const char*, int, char*, size_t) noexcept with gil
         int (*ready)(const char*, int64_t, int*, char*, size_t) noexcept with gil
+        int (*labels)(const char*, int64_t, const char*, void (*)(void*, const char*, size_t) noexcept nogil, void*, char*,
+                      size_t) noexcept with gil
         int (*describe)(int, const char*, int64_t, void (*)(void*, const char*, size_t) noexcept nogil, void*, char*,
                         size_t) noexcept with gil
         int (*decoupled)(const char*, int64_t, int*, char*, size_t) noexcept with gil

@@ -78,6 +78,37 @@ API Failed TRITONSERVER_InferenceResponseOutput(Handle response, uint32_t index,
   return nullptr;
 }
 
+static void take_labels(void* with, const char* texts, size_t size) {
+  auto* labels = static_cast<std::vector<std::string>*>(with);
+  for (size_t at = 0; at < size; at += labels->back().size() + 1) labels->emplace_back(texts + at);
+}
+
+// The server is asked once for the labels of an output; they stay as long as the response.
+API Failed TRITONSERVER_InferenceResponseOutputClassificationLabel(Handle response, uint32_t index, size_t place,
+                                                                   const char** label) {
+  FOUND(CallResponse, found, response);
+  GIVEN(label);
+  if (index >= found->outputs.size()) return fail(INVALID_ARG, std::string(__func__) + ": out of bounds index");
+  bool known;
+  {
+    std::lock_guard<std::mutex> held(found->lock);
+    known = found->labels.count(index) > 0;
+  }
+  if (!known) {
+    std::vector<std::string> labels;
+    char text[2048] = "";
+    const int code = host.labels(found->model.c_str(), found->version, found->outputs[index].tensor.name.c_str(), take_labels,
+                                 &labels, text, sizeof text);
+    if (code != COMPILED_FINE) return fail(code, text);
+    std::lock_guard<std::mutex> held(found->lock);
+    found->labels.emplace(index, std::move(labels));  // the first stay, whose texts may have been given away
+  }
+  std::lock_guard<std::mutex> held(found->lock);
+  const std::vector<std::string>& labels = found->labels[index];
+  *label = place < labels.size() && !labels[place].empty() ? labels[place].c_str() : nullptr;
+  return nullptr;
+}
+
 // ---------------------------------------------------------------- the server
 
 API Failed TRITONSERVER_ServerIsLive(Handle server, bool* live) {

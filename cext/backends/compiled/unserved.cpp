@@ -10,7 +10,6 @@ using namespace compiled;
   API Failed NAME() { return unsupported(#NAME); }
 
 UNSERVED(TRITONSERVER_InferenceRequestAddRawInput)
-UNSERVED(TRITONSERVER_InferenceResponseOutputClassificationLabel)
 UNSERVED(TRITONSERVER_InferenceTraceNew)
 UNSERVED(TRITONSERVER_InferenceTraceTensorNew)
 UNSERVED(TRITONSERVER_MetricsDelete)

@@ -14,9 +14,10 @@ SLICE = 32  # rows that are made before others have their turn: there may be tho
 
 
 async def described(verbs: Verbs, subject: str, name: str, version: str) -> str:
-    """The answer as JSON, of a client's form; "true" or "false" for `ready` and `batching`. Raises TritonError."""
+    """The answer as JSON, of a client's form; "true" or "false" for `ready` and `batching`, for `labels` an object of
+    lists by output. Raises TritonError."""
     metadata = verbs.metadata
-    if subject in ("metadata", "config", "batching"):
+    if subject in ("metadata", "config", "batching", "labels"):
         await metadata.present(name, version)
     if subject == "ready":
         return _text(metadata.ready())
@@ -28,6 +29,13 @@ async def described(verbs: Verbs, subject: str, name: str, version: str) -> str:
         return _text(metadata.config(name, version))
     if subject == "batching":
         return _text(metadata.config_message(name, version).max_batch_size > 0)
+    if subject == "labels":
+        return _text(
+            {
+                output: [label.decode(errors="replace") for label in found]
+                for output, found in metadata.labels(name, version).items()
+            }
+        )
     if subject == "statistics":
         return '{"model_stats":[' + await _joined(verbs.statistics.rows(name, version)) + "]}"
     if subject in ("index", "ready index"):

@@ -117,6 +117,11 @@ class MetadataService:
         """The version's inference.ModelConfig."""
         return self._repository.lookup(name, version).config
 
+    def labels(self, name: str, version: str) -> dict[str, list[bytes]]:
+        """The version's labels of classes, by output."""
+        found: dict[str, list[bytes]] = self._repository.lookup(name, version).labels
+        return found
+
     def config(self, name: str, version: str, marked: bool = False) -> dict[str, Any]:
         """The config endpoint's JSON object. `marked` adds "defaulted" (our extension): paths of what the server has
         filled in, null where that is not known."""

@@ -38,6 +38,8 @@ error TRITONSERVER_InferenceRequestSetResponseCallback(object call, object alloc
 error TRITONSERVER_ResponseAllocatorNew(object* allocator, void* allocate, void* release, void* start);
 error TRITONSERVER_ServerInferAsync(object server, object call, object trace);
 error TRITONSERVER_InferenceResponseError(object response);
+error TRITONSERVER_InferenceResponseOutputClassificationLabel(object response, uint32_t index, size_t place, const char** label);
+error TRITONSERVER_InferenceRequestAddRawInput(object call, const char* name);
 error TRITONSERVER_InferenceResponseOutput(object response, uint32_t index, const char** name, int* datatype,
                                            const int64_t** shape, uint64_t* dims, const void** base, size_t* size, int* type,
                                            int64_t* id, void** with);

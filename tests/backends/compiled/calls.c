@@ -69,7 +69,22 @@ static void responded(object response, uint32_t flags, void* with) {
       int type;
       fine(TRITONSERVER_InferenceResponseOutput(response, 0, &name, NULL, NULL, NULL, &base, &size, &type, NULL, NULL));
       snprintf(waiting->text, sizeof waiting->text, "%s=%d", name, size == 4 ? *(const int32_t*)base : -1);
-      if (*queried != 0) {
+      if (strcmp(queried, "labelled") == 0) {
+        char labels[4][100];
+        int i;
+        for (i = 0; i < 4; i++) {
+          const char *label = "", *again;
+          error none = TRITONSERVER_InferenceResponseOutputClassificationLabel(response, i == 3, i == 3 ? 0 : (size_t)i, &label);
+          if (none != NULL) {
+            said(labels[i], sizeof labels[i], none);
+            continue;
+          }
+          fine(TRITONSERVER_InferenceResponseOutputClassificationLabel(response, 0, (size_t)i, &again));
+          if (again != label) abort(); /* it stays as long as the response */
+          snprintf(labels[i], sizeof labels[i], "%s", label == NULL ? "none" : label);
+        }
+        snprintf(waiting->text, sizeof waiting->text, "%s, %s, %s; %s", labels[0], labels[1], labels[2], labels[3]);
+      } else if (*queried != 0) {
         snprintf(waiting->text, sizeof waiting->text, "allocated=%d attributed=%d type=%d", preferred, attributed, type);
       }
     }

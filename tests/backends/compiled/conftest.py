@@ -64,6 +64,9 @@ def server(
 ) -> Iterator[ServerProcess]:
     """A server with models of the backend `probe`, for all tests here that do not need another."""
     folder = tmp_path_factory.mktemp("models")
+    labelled = 'output [ { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] label_filename: "labels.txt" } ] max_batch_size: 8 '
+    labelled += 'input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ] backend: "probe"'
+    write_model(folder, "labelled", labelled + ONE, {"labels.txt": "größte\n\n"})
     write_model(folder, "identity", 'backend: "probe"')
     # whose meaning is the library's to know
     theirs = 'parameters [ { key: "EXECUTION_ENV_PATH" value: { string_value: "/nowhere" } }, '

@@ -443,7 +443,7 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
     } else if (strncmp(what, "priority ", 9) == 0) {
       call(request, "levels", what);
     } else if (strncmp(what, "call, ", 6) == 0) {
-      call(request, "identity", what + 6);
+      call(request, strcmp(what + 6, "labelled") == 0 ? "labelled" : "identity", what + 6);
     } else if (strcmp(what, "every") == 0) {
       every(instance, request);
     } else if (strncmp(what, "server says", 11) == 0) {

@@ -190,6 +190,13 @@ def test_it_calls_models_of_the_server(client: Any) -> None:
     assert "nobody" in text_of(client, "call nobody") and "error" in text_of(client, "call nobody")
 
 
+def test_classes_of_what_it_has_called_have_labels(client: Any) -> None:
+    found = text_of(client, "call, labelled")
+    assert found == (
+        "größte, none, none; 3 TRITONSERVER_InferenceResponseOutputClassificationLabel: out of bounds index"
+    ), "the second label is empty, and there is no third"
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [
