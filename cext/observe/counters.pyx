@@ -148,7 +148,7 @@ cdef class ModelCounters(ExecutionCounters):
         return text
 
     cdef int answered(self, InferRequest r, InferResponse response) except -1:
-        cdef int64_t[16] s = r.timestamps
+        cdef int64_t* s = r.timestamps
         cdef int64_t end = s[<int>REQUEST_END]
         cdef int64_t total = end - s[<int>REQUEST_START]
         cdef int64_t waited, c_in, c_infer, c_out
@@ -165,7 +165,6 @@ cdef class ModelCounters(ExecutionCounters):
                 return 0
             if stated.how == SUCCEEDED or stated.how == FAILED:
                 stated.apply(r)
-                s = r.timestamps
                 if stated.how == SUCCEEDED:
                     error = None
                 elif error is None:

@@ -16,6 +16,7 @@ cdef class Histogram:
     cdef readonly uint64_t sum
     cdef readonly int64_t max
     cdef void add(self, int64_t value) noexcept
+    cdef void add_first(self, int index, int64_t value) noexcept
     cdef uint64_t at(self, int index) noexcept
 
 cdef class SlidingHistogram:

@@ -77,14 +77,20 @@ cdef class Histogram:
         if value < 0:
             value = 0
         index = bucket_of(value)
-        row = row_of(self, index)
+        row = self.rows[index >> SUB_BITS]
         if row == NULL:
-            return  # there is no memory: the value is lost
+            self.add_first(index, value)  # a function of its own, so that the usual way needs no stack
+            return
         row[index & (SUB_BUCKETS - 1)] += 1
         self.count += 1
         self.sum += <uint64_t>value
         if value > self.max:
             self.max = value
+
+    cdef void add_first(self, int index, int64_t value) noexcept:
+        """add() of the first value in its row. Without memory for the row the value is lost."""
+        if row_of(self, index) != NULL:
+            self.add(value)
 
     cdef uint64_t at(self, int index) noexcept:
         cdef uint64_t* row = self.rows[index >> SUB_BITS]
