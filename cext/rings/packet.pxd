@@ -24,8 +24,21 @@ cdef class MessageWriter:
     cdef list held
     cdef int reset(self) except -1
     cdef int grow(self, size_t more) except -1
-    cdef int u32(self, uint32_t value) except -1
-    cdef int u64(self, uint64_t value) except -1
+    # of a call from another module: written here so that it is none
+    cdef inline int u32(self, uint32_t value) except -1:
+        if self.room - self.used < 4:
+            self.grow(4)
+        memcpy(self.buffer + self.used, &value, 4)
+        self.used += 4
+        return 0
+
+    cdef inline int u64(self, uint64_t value) except -1:
+        if self.room - self.used < 8:
+            self.grow(8)
+        memcpy(self.buffer + self.used, &value, 8)
+        self.used += 8
+        return 0
+
     cdef int raw(self, const char* data, size_t size) except -1
     cdef int text(self, str value) except -1
     cdef int any_text(self, str value) except -1

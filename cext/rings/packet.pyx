@@ -54,20 +54,6 @@ cdef class MessageWriter:
         self.room = room
         return 0
 
-    cdef int u32(self, uint32_t value) except -1:
-        if self.room - self.used < 4:
-            self.grow(4)
-        memcpy(self.buffer + self.used, &value, 4)
-        self.used += 4
-        return 0
-
-    cdef int u64(self, uint64_t value) except -1:
-        if self.room - self.used < 8:
-            self.grow(8)
-        memcpy(self.buffer + self.used, &value, 8)
-        self.used += 8
-        return 0
-
     cdef int raw(self, const char* data, size_t size) except -1:
         if self.room - self.used < size:
             self.grow(size)
