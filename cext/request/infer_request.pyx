@@ -12,7 +12,6 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from sys import intern
@@ -249,7 +248,6 @@ cdef class InferRequest:
         self.sequence_id = 0
         self.batch_size = 1
         self.collect_statistics = True
-        memset(self.timestamps, 0, sizeof(self.timestamps))
 
     def stamp(self, int which, int64_t ns=0):
         """Sets a timestamp, to now when `ns` is 0."""
