@@ -2,6 +2,9 @@
 cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+
+from neptrio.codec.number_text cimport no_room
 
 @cython.final
 cdef class Writer:
@@ -11,11 +14,23 @@ cdef class Writer:
     cdef Py_ssize_t room
     # makes room for n more bytes, and one that is not written; returns where to write them. They end at end() at the latest;
     # wrote() is told the end of what was written
-    cdef char* need(self, Py_ssize_t n) except NULL nogil
+    cdef inline char* need(self, Py_ssize_t n) except NULL nogil:
+        if self.used + n >= self.room:
+            self.grow(n)
+        return self.p + self.used
     cdef inline char* end(self) noexcept nogil:
         return self.p + self.room
-    cdef int wrote(self, char* at) except -1 nogil
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1 nogil
+    cdef inline int wrote(self, char* at) except -1 nogil:
+        if at >= self.p + self.room:
+            no_room()
+        self.used = at - self.p
+        return 0
+    cdef int grow(self, Py_ssize_t n) except -1 nogil
+    # most are constants, whose copy is one or two instructions where their length is known
+    cdef inline int raw(self, const char* p, Py_ssize_t n) except -1 nogil:
+        memcpy(self.need(n), p, n)
+        self.used += n
+        return 0
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil
     cdef int text(self, str s) except -1               # in quotes and escaped
     cdef int integer(self, int64_t value) except -1

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from neptrio.codec.bounded cimport add_char, add_text
-from neptrio.codec.number_text cimport PRINT_ROOM, no_room, print_double, print_int
+from neptrio.codec.number_text cimport PRINT_ROOM, print_double, print_int
 
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** bytes, Py_ssize_t newsize) except -1
@@ -47,16 +47,9 @@ cdef class Writer:
     def __dealloc__(self):
         Py_XDECREF(self.buffer)
 
-    cdef char* need(self, Py_ssize_t n) except NULL nogil:
-        if self.used + n >= self.room:
-            with gil:
-                self._resize(max(self.used + n + 1, self.room * 2))
-        return self.p + self.used
-
-    cdef int wrote(self, char* at) except -1 nogil:
-        if at >= self.end():
-            no_room()
-        self.used = at - self.p
+    cdef int grow(self, Py_ssize_t n) except -1 nogil:
+        with gil:
+            self._resize(max(self.used + n + 1, self.room * 2))
         return 0
 
     cdef int _resize(self, Py_ssize_t room) except -1:
@@ -64,11 +57,6 @@ cdef class Writer:
         _PyBytes_Resize(&self.buffer, room)
         self.p = PyBytes_AS_STRING(<object>self.buffer)
         self.room = room
-        return 0
-
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1 nogil:
-        memcpy(self.need(n), p, n)
-        self.used += n
         return 0
 
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil:
