@@ -1,4 +1,8 @@
-"""The compiled part of the loop pass: collects marked schedulers and connections, and ends the pass."""
+"""The compiled part of the loop pass: collects marked schedulers and connections, and ends the pass.
+
+Compiled connections call want_flush() by the class's name, LoopPassCore.want_flush(loop_pass, self): the class in Python that
+extends this one does not replace it, and to look whether it does takes longer than the call.
+"""
 import logging
 
 from neptrio.request.infer_request cimport now_ns

@@ -6,6 +6,7 @@ compression, forwarded metadata, parked calls, deadlines, the ends of calls.
 from neptrio.codec.proto_request cimport decode_request
 from neptrio.codec.proto_response cimport encode_response
 from neptrio.execution.admission cimport Admission
+from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.transport.grpc.message_stream cimport GrpcStream
 from neptrio.transport.http2.connection_core cimport Http2Core
 from neptrio.request.infer_request cimport (
@@ -168,7 +169,7 @@ cdef class UnaryCore(GrpcStream):
             return 0
         if response.error is not None:
             self.finish(error_trailers(response.error))
-            connection.loop_pass.want_flush(connection)
+            LoopPassCore.want_flush(connection.loop_pass, connection)
             return 0
         try:
             if request.outputs is not None:
@@ -181,5 +182,5 @@ cdef class UnaryCore(GrpcStream):
             self.finish(error_trailers(error))
         else:
             self.reply(segments, OK_TRAILERS)
-        connection.loop_pass.want_flush(connection)
+        LoopPassCore.want_flush(connection.loop_pass, connection)
         return 0

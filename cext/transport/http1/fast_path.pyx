@@ -31,6 +31,7 @@ from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head
 from neptrio.transport.http1.states cimport Event, State, after
 from neptrio.transport.rest.infer_route cimport route_of
 from neptrio.transport.rest.plain_infer cimport check_host_memory, extra_headers, has_extra_headers, print_now, read_plain
+from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
 from neptrio.codec.bounded cimport add_text
 from neptrio.codec.number_text cimport no_room, print_int
@@ -147,7 +148,7 @@ cdef class FastPathExchange(ExchangeCore):
         else:
             self.reply(head, blobs, binary_bytes)
         self.complete = True
-        self.connection.advance()
+        Http1FastPath.advance(self.connection)
 
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
         cdef char[256] line
@@ -199,7 +200,7 @@ cdef class FastPathExchange(ExchangeCore):
         self.request = None
         self.connection.reply_error(self, error, headers)
         self.complete = True
-        self.connection.advance()
+        Http1FastPath.advance(self.connection)
 
 
 cdef class Http1FastPath(Connection):
@@ -300,7 +301,7 @@ cdef class Http1FastPath(Connection):
                 self.idle.set()
         if self.room is not None and self.has_room():
             self.room.set()
-        self.loop_pass.want_flush(self)
+        LoopPassCore.want_flush(self.loop_pass, self)
 
     def flush(self):
         """Sends what is ready. Called at the end of the loop pass."""

@@ -6,6 +6,7 @@ limits on whole connections.
 from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
 
+from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, receive_at, received_view
 from neptrio.request.infer_request cimport now_ns
 from neptrio.transport.connection cimport Connection
@@ -135,7 +136,7 @@ cdef class Http2Core(Connection):
             self.shed()
         if self.draining and session.pings_acked > self.drain_acked:
             self.finish_drain()
-        self.loop_pass.want_flush(self)
+        LoopPassCore.want_flush(self.loop_pass, self)
         if session.dead and session.failure is not None:
             log.debug("connection from %s ended: %s", self.wire.client, session.failure)
 
@@ -143,7 +144,7 @@ cdef class Http2Core(Connection):
 
     cpdef want_flush(self):
         """There is output: has it sent at the end of the loop pass."""
-        self.loop_pass.want_flush(self)
+        LoopPassCore.want_flush(self.loop_pass, self)
 
     cdef Py_ssize_t unsent(self) except -1:
         return self.writer.pending
@@ -183,6 +184,6 @@ cdef class Http2Core(Connection):
             writer.send(session.data_to_send())
         if self.parked and not self.overfull:
             self.unpark()
-            self.loop_pass.want_flush(self)
+            LoopPassCore.want_flush(self.loop_pass, self)
         elif session.finished and not writer.pending:
             self.close()

@@ -11,6 +11,7 @@ Rules:
  2. A stream is answered once; what comes for one that has ended is dropped.
 """
 from neptrio.execution.admission cimport Admission
+from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.request.infer_request cimport (
     HTTP_PROTOCOL,
     SEND_START,
@@ -260,7 +261,7 @@ cdef class RestStream(BodyStream):
         self._queue([head, *blobs] if binary_bytes else [head])
         self.trailers = _NO_TRAILERS
         self.session.output_ready(self)
-        self.connection.loop_pass.want_flush(self.connection)
+        LoopPassCore.want_flush(self.connection.loop_pass, self.connection)
 
     def refuse(self, error, InferRequest request=None):
         # type: (TritonError, ...) -> None
