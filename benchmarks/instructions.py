@@ -28,7 +28,7 @@ BASELINE = ROOT / "benchmarks" / "instructions.json"
 TOLERANCE = 0.03
 FORMS = ("binary", "json", "unary", "binary+trace", "unary+trace", "engine")
 STEPS = {
-    "take requests from a front end": r"8frontend_7channel_7Channel_\S*drain",
+    "take requests from a front end": r"5rings_7channel_7Channel_\S*drain",
     "answer through a front end": r"8frontend_11engine_side_10EngineSide_respond",
     "HTTP/1.1 head to answer due": r"13Http1FastPath_take_plain",
     "HTTP/2 frames in": r"nghttp2_session_mem_recv",
