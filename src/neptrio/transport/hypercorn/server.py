@@ -1,7 +1,8 @@
 """--http-lean=false: hypercorn, as it is released, serves the REST port's connections, from the socket to the app.
 
 Our own connections are faster and harder to abuse; this is for whoever wants to compare them with a server that others
-maintain. What hypercorn does not limit is not limited here: clients that send or read slowly are its own time limits'.
+maintain. What hypercorn does not limit is not limited here: how slowly clients send heads and read is up to its time limits.
+Bodies have --http-request-timeout-secs, as everywhere: the app waits no longer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class HypercornServer:
         config.h11_pass_raw_headers = self._raw  # forwarded headers keep the case of their names
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
-        config.read_timeout = int(settings.http_request_timeout_secs) or None
+        # hypercorn's would end a connection on which an answer is awaited; whoever reads a body gives it its time
+        config.read_timeout = None
         config.include_server_header = config.include_date_header = False
         config.accesslog = None
         config.errorlog = logging.getLogger("neptrio.hypercorn")
