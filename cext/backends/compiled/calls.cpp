@@ -13,6 +13,7 @@ struct CallInput {
   int datatype = INVALID;
   std::vector<int64_t> shape;
   std::vector<std::pair<const void*, size_t>> pieces;
+  bool raw = false;  // its name is the backend's alone
 };
 
 struct Call : Object {
@@ -260,10 +261,26 @@ API Failed TRITONSERVER_InferenceRequestCorrelationIdString(Handle call, const c
   return nullptr;
 }
 
+static std::string beside_raw(const char* function) {
+  return std::string(function) + ": a raw input is the only one of its request";
+}
+
+API Failed TRITONSERVER_InferenceRequestAddRawInput(Handle call, const char* name) {
+  FOUND(Call, found, call);
+  if (name == nullptr) return missing(__func__, "name");
+  if (!found->inputs.empty()) return fail(INVALID_ARG, beside_raw(__func__));
+  CallInput input;
+  input.name = name;
+  input.raw = true;
+  found->inputs.push_back(std::move(input));
+  return nullptr;
+}
+
 API Failed TRITONSERVER_InferenceRequestAddInput(Handle call, const char* name, int datatype, const int64_t* shape,
                                                  uint64_t dims) {
   FOUND(Call, found, call);
   if (name == nullptr || (shape == nullptr && dims > 0)) return missing(__func__, "name or shape");
+  if (!found->inputs.empty() && found->inputs[0].raw) return fail(INVALID_ARG, beside_raw(__func__));
   for (const CallInput& there : found->inputs) {
     if (there.name == name) return fail(INVALID_ARG, std::string("input '") + name + "' already exists in request");
   }
@@ -420,17 +437,25 @@ API Failed TRITONSERVER_ServerInferAsync(Handle server, Handle call, Handle trac
   for (const CallInput& input : found->inputs) {
     compiled_tensor tensor = {input.name.c_str(), input.datatype, input.shape.data(), uint32_t(input.shape.size()), nullptr, 0,
                               nullptr};
-    if (input.pieces.size() == 1) {
+    if (input.pieces.size() == 1 && !input.raw) {
       tensor.data = input.pieces[0].first;
       tensor.size = input.pieces[0].second;
     } else {
-      joined.emplace_back();
+      joined.emplace_back(input.raw ? sizeof(uint32_t) : 0);
       for (const auto& piece : input.pieces) {
         const char* data = static_cast<const char*>(piece.first);
         if (piece.second > 0) joined.back().insert(joined.back().end(), data, data + piece.second);
       }
       tensor.data = joined.back().data();
       tensor.size = joined.back().size();
+    }
+    if (input.raw) {
+      const size_t size = tensor.size - sizeof(uint32_t);
+      if (size > UINT32_MAX) return fail(INVALID_ARG, std::string(__func__) + ": a raw input has at most 4 GiB");
+      const uint32_t length = uint32_t(size);
+      memcpy(joined.back().data(), &length, sizeof length);
+      inputs.push_back(tensor);
+      continue;
     }
     Tensor told;
     told.datatype = tensor.datatype;
@@ -457,7 +482,8 @@ API Failed TRITONSERVER_ServerInferAsync(Handle server, Handle call, Handle trac
   found->number = number;
   compiled_call asked = {number, found->model.c_str(), found->version, traced ? traced->key : 0, found->id.c_str(),
                          found->correlation, found->correlation_is_text ? found->correlation_text.c_str() : nullptr,
-                         found->flags, found->timeout_us, found->priority, inputs.data(), uint32_t(inputs.size()), outputs.data(),
+                         found->flags, found->timeout_us, found->priority, inputs.data(), uint32_t(inputs.size()),
+                         !found->inputs.empty() && found->inputs[0].raw, outputs.data(),
                          uint32_t(outputs.size()), parameters.data(), uint32_t(parameters.size())};
   // it may be deleted by who is told that it is released
   const ReleasedFn released = found->released;

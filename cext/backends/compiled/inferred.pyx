@@ -2,15 +2,24 @@
 
 Rules: those of host.pyx. A call is known to the library by a number.
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.backends.compiled.asked cimport failure, unheard
+from neptrio.backends.compiled.asked cimport failure, put, unheard
 from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport *
 
+import json
 import threading
 
+from neptrio.backends.compiled.raw_input import CannotBeDeduced, deduced
+from triton_python_backend_utils._errors import ErrorCode, TritonError
+
 from triton_python_backend_utils._request import InferenceRequest, InferenceTrace
+
+
+cdef enum:
+    LENGTH = 4               # bytes in which the number of a raw input's stands before them
+    STRINGS = 13
 
 
 cdef class Inferring:
@@ -24,13 +33,31 @@ cdef Inferring running = None
 cdef const compiled_library* library = NULL
 
 
+cdef object raw_tensor(const compiled_call* call):
+    """The only input of a request, which is what the model's configuration says."""
+    cdef const char* data = <const char*>call.inputs[0].data
+    cdef size_t size = call.inputs[0].size, skipped
+    cdef LentBytes memory = LentBytes.__new__(LentBytes)
+    cdef Room room = Room()
+    cdef int64_t* dims
+    code, found = running.asked.described("config", said(call.model), "" if call.version < 0 else str(call.version))
+    if code >= 0:
+        raise TritonError(found, ErrorCode(code))
+    name, datatype, shape = deduced(json.loads(found), size - LENGTH)
+    dims = <int64_t*>room.take(len(shape) * sizeof(int64_t))
+    for i, dim in enumerate(shape):
+        dims[i] = dim
+    skipped = 0 if datatype == STRINGS else LENGTH
+    memory.data, memory.size = data + skipped, size - skipped
+    return tensor_over(name, datatype, dims, <uint32_t>len(shape), memory, memory.data, memory.size)
+
 cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept with gil:
     cdef uint32_t i
     cdef const compiled_tensor* at
     cdef LentBytes memory
     try:
-        tensors = []
-        for i in range(call.input_count):
+        tensors = [raw_tensor(call)] if call.raw else []
+        for i in range(0 if call.raw else call.input_count):
             at = &call.inputs[i]
             memory = LentBytes.__new__(LentBytes)
             memory.data, memory.size = at.data, at.size
@@ -52,6 +79,8 @@ cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept w
         running.calls[call.call] = made = Called(call.call)
         made.begin(running.asked, request)
         return COMPILED_FINE
+    except CannotBeDeduced as error:
+        return put(error, text, room, 3)
     except BaseException as error:
         running.calls.pop(call.call, None)
         return failure(error, text, room)

@@ -117,6 +117,7 @@ struct compiled_call {
   uint64_t priority;
   struct compiled_tensor* inputs;
   uint32_t input_count;
+  int raw; /* the only input is what the model's configuration says; its bytes are behind their number in 4 bytes */
   const char** outputs;
   uint32_t output_count;
   struct compiled_parameter* parameters;

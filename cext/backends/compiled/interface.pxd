@@ -95,6 +95,7 @@ cdef extern from "interface.h":
         uint64_t priority
         compiled_tensor* inputs
         uint32_t input_count
+        int raw
         const char** outputs
         uint32_t output_count
         compiled_parameter* parameters

@@ -9,7 +9,6 @@ using namespace compiled;
 #define UNSERVED(NAME) \
   API Failed NAME() { return unsupported(#NAME); }
 
-UNSERVED(TRITONSERVER_InferenceRequestAddRawInput)
 UNSERVED(TRITONSERVER_InferenceTraceNew)
 UNSERVED(TRITONSERVER_InferenceTraceTensorNew)
 UNSERVED(TRITONSERVER_MetricsDelete)

@@ -108,13 +108,24 @@ void call(object request, const char* model, const char* how) {
     priority = (uint64_t)atoi(how + 9);
     how = "";
   }
-  queried = how;
-  fine(TRITONSERVER_ResponseAllocatorSetQueryFunction(allocator, *how == 0 ? NULL : query));
-  fine(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(allocator, *how == 0 ? NULL : attributes));
+  queried = strncmp(how, "raw", 3) == 0 ? "" : how;
+  fine(TRITONSERVER_ResponseAllocatorSetQueryFunction(allocator, *queried == 0 ? NULL : query));
+  fine(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(allocator, *queried == 0 ? NULL : attributes));
   fine(TRITONSERVER_InferenceRequestNew(&made, server, model, -1));
   fine(TRITONSERVER_InferenceRequestSetPriorityUInt64(made, priority));
-  fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
-  fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
+  if (strcmp(how, "raw") == 0 || strcmp(how, "raw and short") == 0) {
+    char wrong[100];
+    fine(TRITONSERVER_InferenceRequestAddRawInput(made, "any name"));
+    said(wrong, sizeof wrong, TRITONSERVER_InferenceRequestAddRawInput(made, "another"));
+    if (strncmp(wrong, "3 ", 2) != 0) abort();
+    said(wrong, sizeof wrong, TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
+    if (strncmp(wrong, "3 ", 2) != 0) abort();
+    fine(TRITONSERVER_InferenceRequestAppendInputData(made, "any name", &value, 1, 0, 0));
+    fine(TRITONSERVER_InferenceRequestAppendInputData(made, "any name", 1 + (char*)&value, how[3] == 0 ? 3 : 2, 0, 0));
+  } else {
+    fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
+    fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
+  }
   fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));
   fine(TRITONSERVER_InferenceRequestSetResponseCallback(made, allocator, NULL, responded, &waiting));
   failed = TRITONSERVER_ServerInferAsync(server, made, NULL);

@@ -190,6 +190,12 @@ def test_it_calls_models_of_the_server(client: Any) -> None:
     assert "nobody" in text_of(client, "call nobody") and "error" in text_of(client, "call nobody")
 
 
+def test_a_raw_input_is_what_the_models_configuration_says(client: Any) -> None:
+    assert text_of(client, "call, raw") == "OUT=42"
+    short = "3 3 bytes are no tensor of the shape [-1] of the raw input 'IN'"
+    assert text_of(client, "call, raw and short") == short
+
+
 def test_classes_of_what_it_has_called_have_labels(client: Any) -> None:
     found = text_of(client, "call, labelled")
     assert found == (
