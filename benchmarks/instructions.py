@@ -37,7 +37,7 @@ STEPS = {
     "decode protobuf": r"proto_request\S*decode_request",
     "validate": r"8validate_validate",
     "look up, accept, enqueue": r"9admission_9Admission_submit",
-    "enqueue": r"12DefaultQueue_enqueue",
+    "enqueue": r"12DefaultQueue_queue",
     "dispatch, execute, complete": r"12DefaultQueue_dispatch",
     "complete": r"5batch_complete",
     "encode JSON or binary": r"json_response\S*encode_response",
