@@ -132,6 +132,7 @@ cdef class GrpcStream(Stream):
                     self.ask_at = min(self.want, ASKED_STEP)
                     if not self._room(self.want):
                         continue
+                    self.expect_input(self.want)
                 self.undecided = self.source_of is not None and self.want > SPLIT_BYTES and not self.compressed
                 if not self.undecided and not self._allocate():
                     return 0
@@ -155,6 +156,7 @@ cdef class GrpcStream(Stream):
                     return 0
             self.have += take
             self.account.count_in(take)
+            self.came(take)
             data += take
             n -= take
             if self.undecided and take > 0 and self.have > take:
@@ -177,6 +179,7 @@ cdef class GrpcStream(Stream):
         self.skipping = self.want - self.have
         self.prefix_have = 5 if self.skipping else 0
         self.account.count_in(-self.have)
+        self.came(self.coming)
         self.have = 0
         self.want = -1
         self.undecided = False
@@ -219,6 +222,7 @@ cdef class GrpcStream(Stream):
         if self.message is None:
             self.have = size
             self.account.count_in(size)
+            self.came(size)
         else:  # in one piece so far, and counted already
             made.add(data + size, self.have - size)
         self.message_at = NULL
@@ -236,6 +240,7 @@ cdef class GrpcStream(Stream):
 
     cdef int drop_input(self) except -1:
         self.account.count_in(-(self.have + self.kept))
+        self.came(self.coming)
         self.have = self.kept = 0
         self.message = None
         return 0

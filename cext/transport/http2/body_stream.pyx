@@ -5,7 +5,7 @@ buffer that grows. The rules of transport/http2/stream hold. Subclasses implemen
 on_reset and on_writable.
 
 Rules:
- 1. The body's bytes are counted as unfinished until body() takes it, then as served until the request is answered.
+ 1. The body's bytes are counted from when there is room for them (coming), then as unfinished until body() takes it, then as served until the request is answered.
  2. With a `budget` in the account, bodies of more than ASKED bytes are received only while there is room for them
     (service.held_bytes): it is asked before the first byte of an announced one, and again for each ASKED_STEP.
  3. After on_too_large() or on_no_room() what still comes is dropped.
@@ -48,7 +48,8 @@ cdef class BodyStream(Stream):
             self.on_too_large()
         elif announced > ASKED and self.account.budget is not None:
             self.ask_at = ASKED_STEP
-            self.room(announced)
+            if self.room(announced):
+                self.expect_input(announced)
         return 0
 
     cdef bint room(self, Py_ssize_t size) except -1:
@@ -81,9 +82,13 @@ cdef class BodyStream(Stream):
             memcpy(self.at + self.have, data, n)
         self.have += n
         self.account.count_in(n)
+        self.came(n)
         if self.have > self.ask_at and self.account.budget is not None:
             self.ask_at += ASKED_STEP
-            self.room(0 if self.expected >= 0 else ASKED_STEP)
+            if self.expected >= 0:
+                self.room(0)
+            elif self.room(ASKED_STEP):
+                self.expect_input(ASKED_STEP)
         return 0
 
     cpdef int end_of_input(self) except -1:
@@ -100,6 +105,7 @@ cdef class BodyStream(Stream):
         self.at = NULL
         self.have = 0
         self.account.count_in(-n)
+        self.came(self.coming)
         if n:
             self.serve(n)
         if message is None:
@@ -117,6 +123,7 @@ cdef class BodyStream(Stream):
 
     cdef int drop_input(self) except -1:
         self.account.count_in(-self.have)
+        self.came(self.coming)
         self.have = 0
         if self.account.filling is self:
             self.account.filling = None

@@ -12,6 +12,7 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef Totals totals                 # counts them too
     cdef readonly Py_ssize_t out_bytes # bytes of replies that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
+    cdef readonly Py_ssize_t coming    # bytes of input for which there was room, and which have not come
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef readonly Py_ssize_t served_bytes # bytes of request messages whose calls are not answered
     cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked  # type: HeldBytes | None
@@ -31,6 +32,7 @@ cdef class Stream:
     cdef readonly Account account
     # incoming
     cdef object message                # what is being received: bytes, or a SplitMessage
+    cdef Py_ssize_t coming             # bytes of expect_input() that have not come
     cdef readonly Py_ssize_t serving   # bytes of complete input that was taken, until it is answered
     cdef public bint input_ended
     cdef public bint refused           # further input is ignored
@@ -61,6 +63,8 @@ cdef class Stream:
     cdef int arrived(self, Py_ssize_t n) except -1
     cpdef int logged(self, object access, str client, bytes path, int64_t began=*) except -1
     cdef int tell_access(self, bint whole) except -1
+    cdef void expect_input(self, Py_ssize_t n) noexcept
+    cdef void came(self, Py_ssize_t n) noexcept
     cpdef int serve(self, Py_ssize_t n) except -1
     cpdef int served(self, Py_ssize_t n) except -1
     cdef int _queue(self, list segments) except -1

@@ -132,6 +132,18 @@ cdef class Stream:
         finally:
             PyBuffer_Release(&view)
 
+    cdef void expect_input(self, Py_ssize_t n) noexcept:
+        """`n` bytes are still to come for which there is room: nobody else may be given it."""
+        self.coming += n
+        self.account.coming += n
+
+    cdef void came(self, Py_ssize_t n) noexcept:
+        """`n` bytes of expect_input() have come, or will not."""
+        if n > self.coming:
+            n = self.coming
+        self.coming -= n
+        self.account.coming -= n
+
     cpdef int serve(self, Py_ssize_t n) except -1:
         """`n` bytes of complete messages are held until the call says served(), or has ended."""
         self.serving += n
@@ -156,6 +168,7 @@ cdef class Stream:
         if self.account.filling is self:
             self.account.filling = None
         self.drop_input()
+        self.came(self.coming)
         self.served(self.serving)
         self.account.count_out(-self.out_bytes)
         self.out_bytes = 0

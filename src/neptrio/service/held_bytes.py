@@ -5,10 +5,10 @@ each send one large body and do not read their answers hold more than the machin
 of it. Everybody who holds bytes can say how many; adding them up is left for moments when a large body is about to come.
 
 Rules:
- 1. A source is a function that says what its owner holds now: bodies that are not complete or not answered, what
-    they were inflated to, answers that clients have not read.
+ 1. A source is a function that says what its owner holds now: bodies from when they were let in until they are answered (what
+    has not come is counted, or others would be given its room), what they were inflated to, answers that clients have not read.
  2. A total is good for GOOD_NS; what was let in and answered since is added to it. It is made anew only where something is to
-    be let in: whoever asks again while a body comes sees a part of that body, which is let in as a whole.
+    be let in.
  3. Every road has exactly one place that counts: our own HTTP/1.1 connection and the gRPC connection count their own
     (held_bytes of each), whatever calls the REST app otherwise goes through transport.rest.guards.Bounded. A request is
     held until it is answered, an answer until its client, or the kernel, has taken it. While more is held than may be,
