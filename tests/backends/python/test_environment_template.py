@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ import pytest
 from tests.backends.python.models import config, python_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 # says where it runs, what it has of the server's variables, and how many threads numpy has
@@ -78,6 +81,15 @@ def templates(environment: Path) -> list[int]:
     return found
 
 
+def asks_a_template(server: ServerProcess) -> bool:
+    """Whether it has both ends of a pipe: of what the process prints that it wants to have."""
+    ends: collections.Counter[str] = collections.Counter()
+    for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            ends[os.readlink(descriptor)] += 1
+    return any(name.startswith("pipe:") and count > 1 for name, count in ends.items())
+
+
 def forked(pid: str) -> bool:
     """Whether a process has the arguments of a template: a forked process keeps them."""
     return "main_of_environment" in Path(f"/proc/{pid}/cmdline").read_text()
@@ -135,3 +147,23 @@ def test_an_environment_that_runs_threads_is_not_forked_from(tmp_path: Path, env
             assert not forked(pid)
         assert templates(environment) == []
         assert "cannot be used" not in server.log()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_is_told_while_its_template_hangs(tmp_path: Path, environment: Path) -> None:
+    for name in ("one", "two"):
+        model(tmp_path, name, environment)
+    with ServerProcess(tmp_path) as server:
+        pids = {name: int(said(server, name)[1]) for name in ("one", "two")}
+        (template,) = templates(environment)
+        os.kill(template, signal.SIGSTOP)
+        try:
+            os.kill(
+                pids["one"], signal.SIGKILL
+            )  # the next is asked of the template, which says nothing for long
+            server.until_logged("'one_0' failed")
+            until(lambda: asks_a_template(server))
+            os.kill(pids["two"], signal.SIGKILL)
+            server.until_logged("'two_0' failed", seconds=15)
+        finally:
+            os.kill(template, signal.SIGKILL)

@@ -9,6 +9,7 @@ Rules:
     If that fails, the caller starts a process in the ordinary way.
  4. A template is not believed: that of a model runs the model's code. Which process it has forked, the kernel says
     (children.Birth).
+ 5. A process that ends waits for nobody who waits for the template: its requests fail only once its end is told.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ class Template:
     output: int | None = None  # where what it prints itself goes, None: where the server's goes
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._users = 0
+        self._lock = threading.Lock()  # held while the template is started and asked
+        self._counting = threading.Lock()  # held for moments; guards what follows
+        self._users = 0  # processes, and calls of fork()
         self._timer: threading.Timer | None = None
+        self._sock: socket.socket | None = None
         self._running: Started | None = None
         self._starts: queue.SimpleQueue[Callable[[], None]]
         self._starter: threading.Thread | None = None  # rule 2
@@ -71,36 +73,43 @@ class Template:
         Raises OSError, or NoThread.
         """
         ends.prepare()
-        with self._lock:
+        with self._counting:
+            self._users += 1
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            try:
-                made = self._ask(title, sock, environ, limits, preload)
-            except _Refused:
-                raise
-            except OSError:
-                self._stop()
-                made = self._ask(
-                    title, sock, environ, limits, preload
-                )  # a template that was killed is started again
-            self._users += 1
-            return made
+        try:
+            with self._lock:
+                try:
+                    return self._ask(title, sock, environ, limits, preload)
+                except _Refused:
+                    raise
+                except OSError:
+                    self._stop()
+                    # a template that was killed is started again
+                    return self._ask(title, sock, environ, limits, preload)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Called when a process that was forked here has ended."""
-        with self._lock:
+        """Called when a process that was forked here has ended. Never waits for the template (rule 5)."""
+        with self._counting:
             self._users -= 1
             if self._users == 0:
                 try:
                     self._timer = threads.start_later(LINGER, self._idle)
                 except threads.NoThread:
-                    self._stop()
+                    self._end()
 
     def _idle(self) -> None:
-        with self._lock:
+        with self._counting:
             if self._users == 0:
-                self._stop()
+                self._end()
+
+    def _end(self) -> None:
+        """Ends a template that nobody uses, so nobody has _lock."""
+        self._stop()
 
     def _stop(self) -> None:
         sock, self._sock = self._sock, None
