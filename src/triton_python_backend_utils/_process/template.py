@@ -17,7 +17,8 @@ Rules:
  4. The server does not believe a template. A process says that it is there itself, with a byte to which the kernel adds
     its number, and does nothing until it is told to go on; if nobody waits for it any more, it is killed instead.
  5. The interpreter of a model's own environment may be a template, too. It cannot where it runs threads before a model is there,
-    or where its numpy has libraries that count theirs then; it says so before anything is asked of it, and ends.
+    where its numpy has libraries that count theirs then, or where it is no child of the server; it says so before anything is
+    asked of it, and ends.
 """
 
 from __future__ import annotations
@@ -168,8 +169,10 @@ def _received(sock: socket.socket) -> tuple[bytes, array[int]]:
     return data, found
 
 
-def _obstacle() -> str | None:
-    """Why nothing can be forked from this process, None where it can."""
+def _obstacle(server: int) -> str | None:
+    """Why nothing can be forked from this process for the process `server`, None where it can."""
+    if os.getppid() != server:  # rule 2: its parent is that of what is forked from it
+        return "what was started has started the interpreter as a process of its own"
     if len(os.listdir("/proc/self/task")) > 1:  # rule 1
         return "it runs threads before a model is there"
     counted = sorted(name for part in COUNT_EARLY for name in limits.mapped(part))
@@ -180,13 +183,13 @@ def _obstacle() -> str | None:
     return None
 
 
-def main_of_environment(descriptor: int) -> None:
+def main_of_environment(descriptor: int, server: int) -> None:
     """Runs the template of an environment on the socket of that number. It says first whether it can be one."""
     sock = _begun(descriptor)
     from . import plain_ring
 
     del plain_ring
-    why = _obstacle()
+    why = _obstacle(server)
     sock.send(json.dumps({"error": why}).encode())
     if why is None:
         serve(sock)

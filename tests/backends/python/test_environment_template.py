@@ -115,8 +115,8 @@ def test_models_of_an_environment_share_its_template(tmp_path: Path, environment
             assert written < 5 << 20, name
         assert answers["two"][3] == "3" != answers["one"][3]
 
-        for pid in (template, int(answers["one"][1])):
-            os.kill(pid, signal.SIGKILL)
+        for ended in (template, int(answers["one"][1])):
+            os.kill(ended, signal.SIGKILL)
         (prefix, pid, *_) = said(server, "one")  # waits until its process has started again
         assert prefix == str(environment)
         assert pid != answers["one"][1]
@@ -137,9 +137,16 @@ def test_an_environment_without_numpy_is_told_by_its_model_alone(tmp_path: Path,
 
 @pytest.mark.slow
 def test_an_environment_that_runs_threads_is_not_forked_from(tmp_path: Path, environment: Path) -> None:
-    (environment / SITE / "sitecustomize.py").write_text(THREADS_AT_START)
+    starts = tmp_path.with_name(tmp_path.name + "-starts")
+    noted = f"""
+import sys
+if "main_of_environment" in str(sys.orig_argv):
+    with open({str(starts)!r}, "a") as file:
+        file.write("template\\n")
+"""
+    (environment / SITE / "sitecustomize.py").write_text(noted + THREADS_AT_START)
     for name in ("one", "two"):
-        model(tmp_path, name, environment)
+        model(tmp_path, name, environment, "instance_group { count: 3 kind: KIND_CPU }\n")
     with ServerProcess(tmp_path) as server:
         for name in ("one", "two"):
             prefix, pid, *_ = said(server, name)
@@ -147,6 +154,8 @@ def test_an_environment_that_runs_threads_is_not_forked_from(tmp_path: Path, env
             assert not forked(pid)
         assert templates(environment) == []
         assert "cannot be used" not in server.log()
+        # those that were waiting for it have not tried again
+        assert starts.read_text() == "template\n"
 
 
 @pytest.mark.slow
@@ -158,12 +167,28 @@ def test_the_end_of_a_process_is_told_while_its_template_hangs(tmp_path: Path, e
         (template,) = templates(environment)
         os.kill(template, signal.SIGSTOP)
         try:
-            os.kill(
-                pids["one"], signal.SIGKILL
-            )  # the next is asked of the template, which says nothing for long
+            os.kill(pids["one"], signal.SIGKILL)
+            # the next is asked of the template, which says nothing for long
             server.until_logged("'one_0' failed")
             until(lambda: asks_a_template(server))
             os.kill(pids["two"], signal.SIGKILL)
             server.until_logged("'two_0' failed", seconds=15)
         finally:
             os.kill(template, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_wrapper_of_an_interpreter_is_not_forked_from(tmp_path: Path, environment: Path) -> None:
+    (environment / "bin" / "python").rename(environment / "bin" / "python-itself")
+    wrapper = environment / "bin" / "python"
+    wrapper.write_text(
+        f'#!/bin/sh\n{environment}/bin/python-itself "$@"\n'
+    )  # the server's child is the shell
+    wrapper.chmod(0o755)
+    model(tmp_path, "one", environment)
+    with ServerProcess(tmp_path) as server:
+        prefix, pid, *_ = said(server, "one")
+        assert prefix == str(environment)
+        assert not forked(pid)
+        assert "cannot be used" not in server.log()
+        until(lambda: not templates(environment))

@@ -7,8 +7,8 @@ Rules:
  2. The process of a model with a user of its own (RUN_AS_UID) is never forked: what an environment brings runs as that user
     from its first instruction.
  3. An environment whose interpreter cannot be forked from says so when its template is started, and its processes are started
-    one by one: it runs threads by itself (sitecustomize, a .pth file), or its numpy has libraries whose threads are
-    counted before a model's variables are known (MKL, OpenMP).
+    one by one: it runs threads by itself (sitecustomize, a .pth file), its numpy has libraries whose threads are counted before
+    a model's variables are known (MKL, OpenMP), or bin/python starts the interpreter as a process of its own. It is tried once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ s.loader.exec_module(m)
 """
 BOOTSTRAP = f"""{FIND_UTILITIES}
 from triton_python_backend_utils._process.template import main_of_environment
-main_of_environment(int(sys.argv[2]))
+main_of_environment(int(sys.argv[3]), int(sys.argv[2]))
 """
 MOST = 64  # environments that are remembered
 
@@ -57,11 +57,16 @@ class EnvironmentTemplate(Template):
         super().__init__()
         self._python = python
         self._environ = environ
-        self.unusable = False  # rule 3
+        self.unusable = ""  # why: rule 3
 
     def _program(self) -> tuple[list[str], dict[str, str]]:
-        program = [self._python, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
+        program = [self._python, "-u", "-c", BOOTSTRAP, str(PACKAGE), str(os.getpid())]
         return program, {**self._environ, **dict.fromkeys(ONE_THREAD, "1")}
+
+    def _start(self) -> None:
+        if self.unusable:  # as has been found since this one asked for it
+            raise Unusable(self.unusable)
+        super()._start()
 
     def _started(self, sock: socket.socket) -> None:
         try:
@@ -69,8 +74,8 @@ class EnvironmentTemplate(Template):
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = summary(error)
         if why is not None:
-            self.unusable = True
-            raise Unusable(f"'{self._python}' cannot be forked from: {text_of(why)}")
+            self.unusable = f"'{self._python}' cannot be forked from: {text_of(why)}"
+            raise Unusable(self.unusable)
 
 
 class EnvironmentTemplates:
