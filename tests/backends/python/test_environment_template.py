@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.backends.python.models import config, python_model
+from tests.backends.python.models import HEAD, config, python_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -88,6 +88,11 @@ def asks_a_template(server: ServerProcess) -> bool:
         with contextlib.suppress(OSError):
             ends[os.readlink(descriptor)] += 1
     return any(name.startswith("pipe:") and count > 1 for name, count in ends.items())
+
+
+def load(server: ServerProcess, name: str, what: str = "load") -> None:
+    with urlopen(f"http://{server.http}/v2/repository/models/{name}/{what}", b"{}"):
+        pass
 
 
 def forked(pid: str) -> bool:
@@ -192,3 +197,19 @@ def test_a_wrapper_of_an_interpreter_is_not_forked_from(tmp_path: Path, environm
         assert not forked(pid)
         assert "cannot be used" not in server.log()
         until(lambda: not templates(environment))
+
+
+@pytest.mark.slow
+def test_a_template_does_not_outlive_what_its_interpreter_is_told_at_its_start(
+    tmp_path: Path, environment: Path
+) -> None:
+    model(tmp_path, "one", environment)
+    model(tmp_path, "two", environment)
+    (tmp_path / "two" / "1" / "model.py").write_text("import found_later\n" + HEAD + MODEL)
+    (environment / "more").mkdir()
+    (environment / "more" / "found_later.py").touch()
+    with ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=one") as server:
+        with (environment / SITE / "numpy.pth").open("a") as file:
+            file.write(f"{environment}/more\n")
+        load(server, "two")
+        assert said(server, "two")[0] == str(environment)

@@ -43,6 +43,11 @@ BOOTSTRAP = f"""{FIND_UTILITIES}
 from triton_python_backend_utils._process.template import main_of_environment
 main_of_environment(int(sys.argv[3]), int(sys.argv[2]))
 """
+PACKAGES = "lib*/python3*/site-packages"
+READ_ONCE = (
+    *("bin/python", "pyvenv.cfg", PACKAGES),
+    *(f"{PACKAGES}/{file}" for file in ("*.pth", "sitecustomize.py", "usercustomize.py")),
+)
 MOST = 64  # environments that are remembered
 
 
@@ -103,16 +108,18 @@ class EnvironmentTemplates:
         return None if found.unusable else found
 
 
-def _installed(python: str) -> tuple[tuple[int, int], ...]:
-    """Changes when the interpreter or the packages beside it do: an installer makes folders there."""
+def _installed(python: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Changes when the interpreter or the packages beside it do, for which an installer makes folders there, and when the
+    interpreter would find others: it reads where to look once, at its start."""
     root = os.path.dirname(os.path.dirname(python))
     found = []
-    for place in (python, *sorted(glob.glob(f"{glob.escape(root)}/lib*/python3*/site-packages"))):
-        try:
-            status = os.stat(place)
-        except OSError:
-            continue
-        found.append((status.st_ino, status.st_mtime_ns))
+    for pattern in READ_ONCE:
+        for place in sorted(glob.glob(f"{glob.escape(root)}/{pattern}")):
+            try:
+                status = os.stat(place)
+            except OSError:
+                continue
+            found.append((place, status.st_ino, status.st_mtime_ns, status.st_size))
     return tuple(found)
 
 
