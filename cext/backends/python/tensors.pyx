@@ -187,8 +187,8 @@ def outputs(object response, names, bint sole):
 
 def as_configured(object request, list tensors):
     # type: (InferRequest, list[Tensor] | None) -> bool
-    """Whether the outputs are those that the client named, or else all that the configuration has, of its datatypes and
-    numbers of dimensions. True as well for an answer without data of a decoupled model."""
+    """Whether the outputs are those that the client named, or else all that the configuration has, each once, of its datatypes
+    and numbers of dimensions. True as well for an answer without data of a decoupled model."""
     cdef Tensor tensor
     cdef tuple expected
     cdef dict types
@@ -206,4 +206,18 @@ def as_configured(object request, list tensors):
         if tensor.dtype != <int>expected[0] or (
                 <int>expected[1] >= 0 and len(tensor.shape) != <int>expected[1]):
             return False
-    return found >= (len(types) if request.outputs is None else len(request.outputs))
+    if found < (len(types) if request.outputs is None else len(request.outputs)):
+        return False
+    return len(tensors) == 1 or distinct(tensors)
+
+
+cdef bint distinct(list tensors) except -1:
+    """Whether no two of them have one name."""
+    cdef Py_ssize_t i, j
+    if len(tensors) > 4:
+        return len({(<Tensor>tensor).name for tensor in tensors}) == len(tensors)
+    for i in range(1, len(tensors)):
+        for j in range(i):
+            if (<Tensor>tensors[i]).name == (<Tensor>tensors[j]).name:
+                return False
+    return True

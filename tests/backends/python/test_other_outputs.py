@@ -21,6 +21,7 @@ MADE = {
     "extra": [("OUTPUT0", np.zeros((1, 2), np.float32)), ("MORE", np.zeros((1, 2), np.float32))],
     "type": [("OUTPUT0", np.zeros((1, 2), np.float64))],
     "rank": [("OUTPUT0", np.zeros(2, np.float32))],
+    "twice": [("OUTPUT0", np.zeros((1, 2), np.float32))] * 2,
     "right": [("OUTPUT0", np.zeros((1, 2), np.float32))],
 }
 class TritonPythonModel:
@@ -34,6 +35,8 @@ MISNAMED = (
     "answers without its output 'OUTPUT0' and with ['OUTPT0'], which its configuration does not have "
     "(is 'OUTPT0' meant to be it?)"
 )
+SECOND_LACKING = "answers without its output 'OUTPUT1'"
+TWICE = "makes output 'OUTPUT0' more than once"
 TYPE = "makes output 'OUTPUT0' as FP64, its configuration says FP32"
 RANK = "makes output 'OUTPUT0' with 1 dimension(s), its configuration says 2, the batch's included where it has one"
 EXTRA = "makes output(s) ['MORE'] that its configuration does not have"
@@ -45,6 +48,9 @@ def test_an_answer_that_differs_from_the_configuration(tmp_path: Path, way: str)
     text = config("IN:TYPE_FP32:2", "OUTPUT0:TYPE_FP32:2", 4)
     for name, checked in (("m", ""), ("asked", ""), ("good", "all"), ("strict", "all"), ("lenient", "none")):
         isolated(tmp_path, name, MODEL, text + (CHECK.format(checked) if checked else ""), way=way)
+    for name, checked in (("pair", "names"), ("strict_pair", "all")):
+        text = config("IN:TYPE_FP32:2", "OUTPUT0:TYPE_FP32:2 OUTPUT1:TYPE_FP32:2", 4)
+        isolated(tmp_path, name, MODEL, text + CHECK.format(checked), way=way)
 
     def names(
         server: ServerProcess, model: str, kind: str, outputs: list[str] | None = None
@@ -78,12 +84,18 @@ def test_an_answer_that_differs_from_the_configuration(tmp_path: Path, way: str)
 
             assert names(server, "lenient", "misnamed", outputs) == []
             assert names(server, "lenient", "type", outputs) == ["OUTPUT0 FP64 [1, 2]"]
+        # as many outputs as there are, of which one is missing
+        assert names(server, "pair", "twice") == RIGHT * 2
+        assert names(server, "strict_pair", "twice") == f"model 'strict_pair' {SECOND_LACKING}"
+        assert names(server, "strict", "twice") == f"model 'strict' {TWICE}"
         assert names(server, "asked", "misnamed", ["OUTPUT0"]) == f"model 'asked' {MISNAMED}"
         assert names(server, "good", "right") == names(server, "good", "right", ["OUTPUT0"]) == RIGHT
         for said in (
             f"model 'm' {MISNAMED}: such requests fail",
             f"model 'm' {LACKING}: clients get an answer that lacks it",
             f"model 'm' {EXTRA}: they are not sent",
+            f"model 'pair' {SECOND_LACKING}: clients get an answer that lacks it",
+            f"model 'pair' {TWICE}: clients get it so",
             f"model 'm' {TYPE}: clients get FP64",
             f"model 'm' {RANK}: clients get it so",
             f"model 'asked' {MISNAMED}: such requests fail",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -93,6 +94,8 @@ def _differences(
     if extra and not missing:
         text = f"makes output(s) {shown(str(extra))} that its configuration does not have"
         yield Difference(text, "they are not sent", False, True)
+    for name in [name for name, times in Counter(names).items() if times > 1 and name in types]:
+        yield Difference(f"makes output '{name}' more than once", "clients get it so", False)
     for name, dtype, rank in made:
         expected = types.get(name)
         if expected is None:
