@@ -10,6 +10,7 @@ those are that lack an output and have one instead that the configuration does n
 1. A difference is logged once for each model, and not more than MOST_TOLD of them.
 2. Outputs that the configuration does not have are never sent, whatever is checked.
 3. An output that the client did not ask for is not missing.
+4. A process may answer with any number of outputs, and the loop waits meanwhile: what takes long is done for a few of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, Tensor
 
 MOST_TOLD = 8  # differences between a model's answers and its configuration that are logged
+MOST_COMPARED = 16  # outputs that the configuration does not have, with those that are missing
+LONGEST_COMPARED = 256  # characters of a name
 log = logging.getLogger("neptrio.python")
 _telling = threading.Lock()  # so that a model's instances together log a warning once
 
@@ -80,21 +83,23 @@ def _differences(
     made: list[tuple[str, int, int]],
     wanted: Iterable[str] | None,
 ) -> Iterator[Difference]:
-    names = [name for name, _, _ in made]
-    extra = [name for name in names if name not in types and name not in states]
-    missing = [name for name in (types if wanted is None else wanted) if name not in names]
-    for name in missing:
+    times = Counter(name for name, _, _ in made)
+    extra = [name for name in times if name not in types and name not in states]
+    few = [name[:LONGEST_COMPARED] for name in extra[:MOST_COMPARED]]  # rule 4
+    strange = shown(str(few))
+    missing = [name for name in (types if wanted is None else wanted) if name not in times]
+    for place, name in enumerate(missing):
         text = f"answers without its output '{name}'"
         if extra:
-            text += f" and with {shown(str(extra))}, which its configuration does not have"
-            near = difflib.get_close_matches(name, extra, 1, 0.5)
+            text += f" and with {strange}, which its configuration does not have"
+            near = difflib.get_close_matches(name, few, 1, 0.5) if place < MOST_TOLD else ()
             if near:
                 text += f" (is '{shown(near[0])}' meant to be it?)"
         yield Difference(text, "clients get an answer that lacks it", bool(extra))
     if extra and not missing:
-        text = f"makes output(s) {shown(str(extra))} that its configuration does not have"
+        text = f"makes output(s) {strange} that its configuration does not have"
         yield Difference(text, "they are not sent", False, True)
-    for name in [name for name, times in Counter(names).items() if times > 1 and name in types]:
+    for name in [name for name in types if times[name] > 1]:
         yield Difference(f"makes output '{name}' more than once", "clients get it so", False)
     for name, dtype, rank in made:
         expected = types.get(name)
