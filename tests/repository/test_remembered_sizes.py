@@ -108,6 +108,15 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     assert len(caplog.records) == 1 and "--model-cache-directory names another folder" in caplog.text
 
 
+def test_a_server_starts_where_the_folder_cannot_be_looked_into(tmp_path: Path) -> None:
+    unreadable = tmp_path / ("n" * 300)  # which the system refuses, also to who may read any folder
+    models = tmp_path / "models"
+    models.mkdir()
+    flags = ["--model-control-mode=on-demand", "--model-memory-budget=1GiB"]
+    with ServerProcess(models, *flags, f"--model-cache-directory={unreadable}") as server:
+        server.until_logged("what models hold is not taken from ")
+
+
 def test_two_states_of_a_folder_have_digests_of_their_own() -> None:
     state = {"1/": (0, -1), "1/model.py": (5, 10)}
     assert scan.digest(state) == scan.digest(dict(reversed(state.items())))

@@ -89,10 +89,10 @@ class Remembered:
 
     def read(self) -> dict[str, Size]:
         """What the file says, {} where there is none or it says nothing. On another thread."""
-        if self._file is None or not self._file.is_file():
+        if self._file is None:
             return {}
         try:
-            return _read(self._file)
+            return _read(self._file) if self._file.is_file() else {}  # which raises where it may not look
         except (OSError, ValueError) as error:
             log.warning(
                 "what models hold is not taken from '%s', it is measured again: %s", self._file, error
