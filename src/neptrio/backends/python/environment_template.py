@@ -73,6 +73,14 @@ class EnvironmentTemplate(Template):
             raise Unusable(self.unusable)
         super()._start()
 
+    def _end(self) -> None:
+        super()._end()
+        if (
+            self._starter is not None
+        ):  # environments come and go, and no template of a model is forked from this one
+            self._starts.put(None)
+            self._starter = None
+
     def _started(self, sock: socket.socket) -> None:
         try:
             why = json.loads(sock.recv(1 << 16) or b'{"error": "its interpreter has ended"}')["error"]

@@ -3,8 +3,9 @@
 Rules:
  1. The first model that needs the template starts it. It ends LINGER seconds after the last process that was forked
     from it.
- 2. A thread that never ends starts it. The kernel kills a template, and the processes forked from it, when the thread
-    that started it ends (PR_SET_PDEATHSIG). They do outlive a template that is killed.
+ 2. A thread that outlives all that was forked from it starts it; that of the general template never ends. The kernel kills
+    a template, and the processes forked from it, when the thread that started it ends (PR_SET_PDEATHSIG). They do outlive a
+    template that is killed.
  3. If the template has ended, or does not answer within ANSWER_SECONDS, the next request for a process starts it again.
     If that fails, the caller starts a process in the ordinary way.
  4. A template is not believed: that of a model runs the model's code. Which process it has forked, the kernel says
@@ -62,7 +63,7 @@ class Template:
         self._timer: threading.Timer | None = None
         self._sock: socket.socket | None = None
         self._running: Started | None = None
-        self._starts: queue.SimpleQueue[Callable[[], None]]
+        self._starts: queue.SimpleQueue[Callable[[], None] | None]
         self._starter: threading.Thread | None = None  # rule 2
 
     def fork(
@@ -210,7 +211,7 @@ class Template:
         try:
             if self._starter is None:
                 self._starts = queue.SimpleQueue()
-                self._starter = threads.start(self._start_for_ever, name="templates")
+                self._starter = threads.start(self._start_each, self._starts, name="templates")
         except threads.NoThread:
             ours.close()
             theirs.close()
@@ -232,9 +233,10 @@ class Template:
             self._stop()
             raise
 
-    def _start_for_ever(self) -> None:
-        while True:
-            self._starts.get()()
+    @staticmethod
+    def _start_each(starts: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (start := starts.get()) is not None:
+            start()
 
 
 class _Refused(OSError):

@@ -1,0 +1,37 @@
+"""What a template leaves behind in the server when the last of its processes has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+import pytest
+
+from neptrio.backends.python import template as templates
+from neptrio.backends.python.environment_template import EnvironmentTemplate
+from tests.support.waiting import until
+
+
+def starters() -> int:
+    return sum(thread.name == "templates" for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not templates.SUPPORTED, reason="nothing can be forked from here")
+def test_an_ended_template_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "LINGER", 0.0)
+    before = starters()
+    made = EnvironmentTemplate(sys.executable, dict(os.environ))
+    for _ in range(2):  # it may be used again
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            child = made.fork("py:m", theirs.fileno(), dict(os.environ), {})
+            assert starters() == before + 1
+            child.kill()
+            child.wait()
+        child.stdout.close()
+        child.close()
+        made.release()
+        until(lambda: starters() == before)
