@@ -84,7 +84,7 @@ def test_a_call_is_read() -> None:
         {"labels": {"stable": 1.0}},
         {"labels": {"stable": "x"}},
         {"labels": {"stable": 0}},
-        {"labels": {"stable": 10**18}},
+        {"labels": {"stable": 1 << 63}},
         {"labels": {"7": 1}},
         {"aliases": {"prod": 1}},
         {"aliases": {"prod": False}},

@@ -20,8 +20,8 @@ LONGEST = 128  # characters of one
 LABEL = r"[A-Za-z_][A-Za-z0-9_.-]*"  # so none can be taken for a number
 _LABEL = re.compile(LABEL)
 _ALIAS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_VERSION = re.compile(r"[0-9]{1,18}")
-HIGHEST = 10**18  # the numbers of versions are below
+_VERSION = re.compile(r"[0-9]{1,19}")
+HIGHEST = 1 << 63  # the numbers of versions are below, as in a Triton server
 
 
 def is_label(text: str) -> bool:
@@ -66,7 +66,7 @@ def parse_labels(text: str, what: str, removing: bool = False) -> dict[str, int 
         if removing and equals and not number:
             found[label] = None
             continue
-        if not equals or not _VERSION.fullmatch(number) or not int(number):
+        if not equals or not _VERSION.fullmatch(number) or not 0 < int(number) < HIGHEST:
             raise InvalidArgument(
                 f"{what} is a list like 'stable=3,canary=4' with the numbers of versions, got '{shown(part)}'"
             )

@@ -31,8 +31,10 @@ WHY = ", the log and the repository index say why"
 def version_number(version: str) -> int:
     """The number of a version named in a request. Raises InvalidArgument for text that is no number."""
     try:  # int() also reads '1_0' and digits of other scripts
-        if len(version) < 19 and version.isascii() and "_" not in version:
-            return int(version)
+        if len(version) <= 20 and version.isascii() and "_" not in version:
+            number = int(version)
+            if abs(number) < version_labels.HIGHEST:
+                return number
     except ValueError:
         pass
     raise InvalidArgument(version_text(version))

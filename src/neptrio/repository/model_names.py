@@ -64,7 +64,7 @@ def parse(document: Mapping[str, Any]) -> Change:
     given: dict[str, int | None] = {}
     for label, version in labels.items():
         version_labels.check_label(label)
-        if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 19:
+        if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 20:
             version = int(version)
         right = type(version) is int and 0 < version < version_labels.HIGHEST
         if version is not None and not right:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from neptrio.config import version_labels
 from neptrio.errors import InvalidArgument
 
 # relative path -> (mtime in ns, size) of a file, (0, -1) of a folder, (0, -2) of a link to nothing
@@ -71,13 +72,13 @@ def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The version numbers in a model's folder, ascending; other names are ignored."""
+    """The version numbers in a model's folder, ascending; other names are ignored, and numbers that no request can name."""
     found = []
     for entry in model_dir.iterdir():
         name = entry.name
         if name.isascii() and name.isdigit() and not (len(name) > 1 and name[0] == "0") and entry.is_dir():
             found.append(int(name))
-    return sorted(found)
+    return sorted(number for number in found if number < version_labels.HIGHEST)
 
 
 def real(folders: Iterable[Path]) -> tuple[str, ...]:
