@@ -52,7 +52,7 @@ API Failed TRITONSERVER_MetricFamilyNew(Handle* family, int kind, const char* na
 }
 
 API Failed TRITONSERVER_MetricFamilyDelete(Handle family) {
-  return take<Family>(family) ? nullptr : missing(__func__, "Family handle");
+  return family == nullptr || take<Family>(family) ? nullptr : missing(__func__, "Family handle");
 }
 
 API Failed TRITONSERVER_GetMetricFamilyKind(Handle family, int* kind) {
@@ -118,7 +118,7 @@ API Failed TRITONSERVER_MetricNew(Handle* metric, Handle family, const Handle* l
 }
 
 API Failed TRITONSERVER_MetricDelete(Handle metric) {
-  return take<Metric>(metric) ? nullptr : missing(__func__, "Metric handle");
+  return metric == nullptr || take<Metric>(metric) ? nullptr : missing(__func__, "Metric handle");
 }
 
 API Failed TRITONSERVER_MetricValue(Handle metric, double* value) {

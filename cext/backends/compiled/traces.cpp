@@ -84,7 +84,7 @@ API Failed TRITONSERVER_InferenceTraceSpawnChildTrace(Handle trace, Handle* chil
 API Failed TRITONSERVER_InferenceTraceDelete(Handle trace) {
   const auto found = find<Trace>(trace);
   if (found && found->kept) return fail(INVALID_ARG, std::string(__func__) + ": the trace belongs to the request");
-  return take<Trace>(trace) ? nullptr : missing(__func__, "Trace handle");
+  return trace == nullptr || take<Trace>(trace) ? nullptr : missing(__func__, "Trace handle");
 }
 
 API const char* TRITONSERVER_InferenceTraceLevelString(int level) {

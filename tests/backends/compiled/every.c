@@ -330,6 +330,19 @@ static void control(void) {
   TRITONSERVER_ParameterDelete(config);
 }
 
+static void nothing(void) {
+  /* what is deleted may be nothing */
+  fine(TRITONSERVER_InferenceTraceDelete(NULL));
+  fine(TRITONSERVER_MetricDelete(NULL));
+  fine(TRITONSERVER_MetricFamilyDelete(NULL));
+  fine(TRITONSERVER_InferenceRequestDelete(NULL));
+  fine(TRITONSERVER_InferenceResponseDelete(NULL));
+  fine(TRITONSERVER_MessageDelete(NULL));
+  fine(TRITONSERVER_BufferAttributesDelete(NULL));
+  TRITONSERVER_ErrorDelete(NULL);
+  TRITONSERVER_ParameterDelete(NULL);
+}
+
 void every(object instance, object request) {
   wrong[0] = 0;
   values();
@@ -338,5 +351,6 @@ void every(object instance, object request) {
   request_and_response(request);
   own_request();
   control();
+  nothing();
   answer_text(request, wrong[0] == 0 ? "all as it should be" : wrong);
 }
