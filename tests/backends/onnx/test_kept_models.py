@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +114,27 @@ def test_an_entry_is_of_these_files_options_and_this_release_only(tmp_path: Path
     (path.parent / "weights.bin").write_bytes(b"more")
     kept(cache, path)
     assert len(entries(cache)) == 5
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+from tests.backends.onnx import test_kept_models as tests
+tests.kept_models._write = None
+print("found" if tests.kept(Path(sys.argv[1]), Path(sys.argv[2])) is not None else "not found")
+"""
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_read_where_nothing_can_be_written(tmp_path: Path, path: Path) -> None:
+    cache = tmp_path / "cache"
+    kept(cache, path)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 77; exec "$3" -c "$4" "$1" "$2"'
+    arguments = ["sh", "-c", mount, "sh", str(cache), str(path), sys.executable, READ_ONLY]
+    done = subprocess.run(["unshare", "--mount", *arguments], capture_output=True, text=True)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("only root may mount")
+    assert done.stdout == "found\n", done.stderr
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other", "one bit"])

@@ -141,7 +141,8 @@ def _content(entry: Path) -> Iterator[Any]:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode) or not _only_ours(state) or state.st_nlink != 1:
             raise PermissionError(f"'{entry}' is not a file that only this user can write to")
-        os.utime(descriptor)  # rule 5
+        with suppress(OSError):  # of a file system that is mounted to be read, nothing is removed
+            os.utime(descriptor)  # rule 5
         with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
             with whole[:-SUM_BYTES] as content:
                 if zlib.crc32(content).to_bytes(SUM_BYTES, "little") != whole[-SUM_BYTES:]:
