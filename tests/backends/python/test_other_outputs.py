@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.backends.python.models import config, isolated
 from tests.support.server import ServerProcess
@@ -28,6 +32,18 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor(*row) for row in MADE[r.request_id()]]) for r in requests]
 """
+# answers each request with a response without data, one whose output has another name, and the end
+STREAMED = """
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([]))
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPT0", np.zeros(2, np.float32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true } "
 INPUT = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
 CHECK = 'parameters {{ key: "check_outputs" value: {{ string_value: "{}" }} }}\n'
 RIGHT = ["OUTPUT0 FP32 [1, 2]"]
@@ -105,6 +121,26 @@ def test_an_answer_that_differs_from_the_configuration(tmp_path: Path, way: str)
             server.until_logged(said)
             assert server.log().count(said) == 1, said
         assert "model 'good'" not in server.log()
+
+
+@pytest.mark.parametrize("way", ["process", "none"])
+def test_responses_without_data_of_a_decoupled_model(tmp_path: Path, way: str) -> None:
+    """They are right whatever is checked, but not where their data has another name."""
+    text = config("IN:TYPE_FP32:2", "OUTPUT0:TYPE_FP32:2", 0, DECOUPLED + CHECK.format("all"))
+    isolated(tmp_path, "m", STREAMED, text, way=way)
+    tensor = grpcclient.InferInput("IN", [2], "FP32")
+    tensor.set_data_from_numpy(np.ones(2, np.float32))
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with ServerProcess(tmp_path) as server, grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        for outputs in (None, [grpcclient.InferRequestedOutput("OUTPUT0")]):
+            client.async_stream_infer("m", [tensor], outputs=outputs, enable_empty_final_response=True)
+            (result, error), (_, misnamed), (last, nothing) = [found.get(timeout=60) for _ in range(3)]
+            assert (error, list(result.get_response().outputs)) == (None, [])
+            assert f"model 'm' {MISNAMED}" in misnamed.message()
+            assert nothing is None
+            assert last.get_response().parameters["triton_final_response"].bool_param
+        client.stop_stream()
 
 
 def test_what_is_checked_may_be_set_for_a_backend(tmp_path: Path) -> None:

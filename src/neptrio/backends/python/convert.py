@@ -104,7 +104,9 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
         return InferResponse(None, failed, made._parameters)
     names: Collection[str] | None = wanted_names(request)
     tensors = outputs(made, request.model.known_outputs if names is None else names, sole)
-    if not as_configured(request, tensors) or (names is None and len(tensors) != len(made._tensors)):
+    # of outputs that the client did not name, others are none of its business where it gets some
+    left_out = len(tensors) != len(made._tensors) and (names is None or not tensors)
+    if left_out or not as_configured(request, tensors):
         rows = [(tensor._name, tensor._dtype, len(tensor.shape())) for tensor in made._tensors]
         refused = output_differences.refusal(
             request.model, rows, None if request.outputs is None else [o.name for o in request.outputs]
