@@ -137,6 +137,15 @@ def test_a_body_behind_its_answer(hypercorn_server: ServerProcess, end: str) -> 
             client.finish(stream)
 
 
+def test_a_body_behind_its_answer_over_http1(hypercorn_server: ServerProcess) -> None:
+    """The connection serves what comes after it."""
+    with Http1(hypercorn_server.http) as client:
+        client.send(b"POST /v2/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
+        assert client.read("POST").status == 404
+        client.send(b"{}")
+        assert client.request("GET", "/v2/health/live").status == 200
+
+
 @pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
 def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol: str) -> None:
     context = ssl.create_default_context(cafile=str(certificate[0]))

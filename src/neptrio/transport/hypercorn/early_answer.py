@@ -1,14 +1,14 @@
-"""Answers over HTTP/2 that are made before the request's body has come, on connections that hypercorn serves.
+"""Answers that are made before the request's body has come, on connections that hypercorn serves.
 
-The problem: hypercorn forgets a stream when its answer has ended, and ends the whole connection, with all its other
-requests, when a part of that request's body comes afterwards. A refusal (404, 405, 503) is often made before the body is there.
+The problem: a refusal (404, 405, 503) is often made before the body is there. When an answer has ended, hypercorn forgets an HTTP/2
+stream, and ends the whole connection, with all its other requests, when a part of that request's body comes afterwards. An
+HTTP/1.1 connection it closes at once, and a client that still sends then loses the answer with the connection.
 
 The choice: the answer goes out at once, but for its end, which waits until the body has come; what comes is thrown away.
-Over HTTP/1.1 hypercorn closes such a connection after the answer, as that protocol wants.
 
  1. receive() is called by one task at a time: the app may be waiting for the client's leave when the answer ends.
  2. A client that has reset the stream or left is not waited for, nor one that waits for "100 Continue", nor one that has
-    sent nothing for SILENT_SECONDS: it may be waiting for the answer's end.
+    sent nothing for SILENT_SECONDS: it may be waiting for the answer's end. Nobody is waited for longer than MOST_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from neptrio.transport.rest.app_call import App
 from neptrio.transport.rest.asgi import Receive, Send
 
 SILENT_SECONDS = 5.0
+MOST_SECONDS = 30.0
 
 
 async def end_after_body(app: App, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """Calls the app; its answer over HTTP/2 ends when the request's body has come."""
-    if scope["type"] != "http" or scope["http_version"] != "2":
+    """Calls the app; its answer ends when the request's body has come."""
+    if scope["type"] != "http":
         await app(scope, receive, send)
         return
     turn = trio.Lock()
@@ -46,7 +47,8 @@ async def end_after_body(app: App, scope: dict[str, Any], receive: Receive, send
             if event.get("body"):
                 await send({**event, "more_body": True})
                 event = {**event, "body": b""}
-            while not complete:
+            end = trio.current_time() + MOST_SECONDS
+            while not complete and trio.current_time() < end:
                 with trio.move_on_after(SILENT_SECONDS) as silence:
                     async with turn:
                         if not complete:  # who had the turn before may have received the end
