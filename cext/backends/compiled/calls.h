@@ -1,4 +1,4 @@
-// What calls.cpp and served.cpp share: requests of a backend's own, and their responses.
+// What allocators.cpp, calls.cpp and served.cpp share: requests of a backend's own, and their responses.
 #pragma once
 
 #include <map>
@@ -32,6 +32,12 @@ struct CallOutput {
   int type = CPU;
   int64_t id = 0;
 };
+
+// allocators.cpp; both return an error's code, and its text in `error`
+// asks where the output is wanted, and has memory for it allocated there, unless that is a device's, which would need a copy
+int allocated(Allocator& allocator, void* with, CallOutput& output, std::string* error);
+// has the buffer's attributes completed by who allocated it, where it wants to
+int attributed(Allocator& allocator, void* with, CallOutput& output, std::string* error);
 
 struct CallResponse : Object {
   static constexpr Kind KIND = Kind::CALL_RESPONSE;
