@@ -8,11 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-# bytes of an element, in the order in which the interface numbers datatypes
-SIZES = dict(BOOL=1, UINT8=1, UINT16=2, UINT32=4, UINT64=8, INT8=1, INT16=2, INT32=4, INT64=8)
-SIZES |= dict(FP16=2, FP32=4, FP64=8, STRING=0, BF16=2)
-NUMBERS = {name: number for number, name in enumerate(SIZES, 1)}
-
 
 class CannotBeDeduced(ValueError):
     """The configuration leaves open what the input is."""
@@ -20,28 +15,30 @@ class CannotBeDeduced(ValueError):
 
 def deduced(config: dict[str, Any], size: int) -> tuple[str, int, list[int]]:
     """Name, number of the datatype and shape of an input of `size` bytes. A string's are without its length."""
+    from neptrio import datatypes  # few backends ask, and ml_dtypes takes memory of each process
+
     inputs = config["input"]
     if len(inputs) != 1:
         raise CannotBeDeduced(
             f"a raw input is for models with one input: '{config['name']}' has {len(inputs)}"
         )
     (row,) = inputs
-    name, kind = row["name"], row["data_type"].removeprefix("TYPE_")
+    name, datatype = row["name"], datatypes.FROM_CONFIG_NAME[row["data_type"]]
     dims = [int(dim) for dim in row["dims"]]
     batch = [1] if config["max_batch_size"] > 0 else []
-    if kind == "STRING":
+    if datatype == datatypes.BYTES:
         if dims != [1]:
             raise CannotBeDeduced(
                 f"a raw input of strings is one of shape [1]: input '{name}' has the shape {dims}"
             )
-        return name, NUMBERS[kind], [*batch, 1]
+        return name, datatype, [*batch, 1]
     if dims.count(-1) > 1:
         raise CannotBeDeduced(
             f"the shape of the raw input '{name}' has more than one variable dimension: {dims}"
         )
-    element = SIZES[kind]
+    element = datatypes.ITEM_SIZE[datatype]
     known = element * math.prod(dim for dim in dims if dim >= 0)
     shape = [dim if dim >= 0 else size // known if known else 0 for dim in dims]
     if element * math.prod(shape) != size:
         raise CannotBeDeduced(f"{size} bytes are no tensor of the shape {dims} of the raw input '{name}'")
-    return name, NUMBERS[kind], [*batch, *shape]
+    return name, datatype, [*batch, *shape]
