@@ -50,7 +50,7 @@ class Host:
         """One log line of a model."""
         raise NotImplementedError
 
-    def take_turn(self) -> None:
+    def acquire_initialize_lock(self) -> None:
         """Called in initialize(): waits until no other instance of the model that has called it is in there."""
 
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:

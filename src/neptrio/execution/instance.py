@@ -260,7 +260,7 @@ class InstancePool(PoolCore):
             assert place is not None
             if instance in sharing or instance.claim is None:
                 self.unregister(instance)
-                own = f"turns of {instance.model.name}" if instance in sharing else ""
+                own = f"execution lock of {instance.model.name}" if instance in sharing else ""
                 group = type(place.group)() if self._private else place.group
                 instance.claim = self.limiter.register(group, place.device, instance.on_grant, own)
 

@@ -115,8 +115,8 @@ class ChildHost(_host.Host):
     def answer_first(self, count: int, responses: Any) -> None:
         self._child.answer_first(count, responses)
 
-    def take_turn(self) -> None:
-        self._child.ask({"op": "turn"})
+    def acquire_initialize_lock(self) -> None:
+        self._child.ask({"op": "initialize lock"})
 
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
         asked: dict[str, Any] = {"op": "load", "name": name, "config": config}

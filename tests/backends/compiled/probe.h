@@ -15,7 +15,7 @@ const char* shown(void);
 void call(object request, const char* model, const char* how); /* calls.c */
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
-void loads(object instance, const char* how); /* turns.c */
+void loads(object instance, const char* how); /* concurrent.c */
 void hold(object instance, object request, int milliseconds);
 void meet(object instance, object request, const char* where);
 void stated(object instance, object request, const char* what);

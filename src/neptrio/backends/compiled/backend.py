@@ -23,8 +23,8 @@ from typing import Any
 from neptrio.backends.compiled import find
 from neptrio.backends.python.auto_complete import complete_config
 from neptrio.backends.python.backend import PythonBackend, apply_completed, initialize_seconds, resources
+from neptrio.backends.python.initialize_lock import InitializeLock
 from neptrio.backends.python.isolated import IsolatedInstance
-from neptrio.backends.python.turns import Turns
 from neptrio.config import accelerators
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import parameter
@@ -51,7 +51,7 @@ class CompiledBackend(PythonBackend):
     library: Path
     shared_file = MODEL
     default_model_filename = ""
-    _turns: Turns | None = None  # of the instances' ModelInstanceInitialize
+    _initialize_lock: InitializeLock | None = None  # of the instances' ModelInstanceInitialize
 
     @classmethod
     def opening(cls, library: Path) -> type[CompiledBackend]:
@@ -143,9 +143,9 @@ class CompiledBackend(PythonBackend):
     def _instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         made = super()._instance(name, kind, device_id)
         assert isinstance(made, IsolatedInstance)
-        if self._turns is None:
-            self._turns = Turns()
-        made.turns = self._turns
+        if self._initialize_lock is None:
+            self._initialize_lock = InitializeLock()
+        made.initialize_lock = self._initialize_lock
         made.lent = [self.context.host.log_levels.descriptor]
         return made
 

@@ -50,7 +50,7 @@ class TritonPythonModel:
         self._host.begin(start, args["model_config"], False)
         manner = self._host.manner()
         if not manner["parallel loading"]:
-            asked.take_turn()
+            asked.acquire_initialize_lock()
         group = group_of(config, name)
         if kind == "GPU" and manner["device blocking"]:
             if config.get("sequence_batching"):

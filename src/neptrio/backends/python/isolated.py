@@ -16,7 +16,7 @@ Rules:
     those that were received into the memory that it could write to.
  4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
  5. A model's initialize() has a time limit, after which the child is killed. Where instances initialize one after the other,
-    it does not count while a child waits for its turn (turns.py).
+    it does not count while a child waits for the lock (initialize_lock.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from typing import Any
 
 from neptrio.backends.python.bls import OnLoop
 from neptrio.backends.python.execute_timeout import ExecuteTimeout
+from neptrio.backends.python.initialize_lock import InitializeLock
 from neptrio.backends.python.instance import ASYNC_CAPACITY
 from neptrio.backends.python.isolated_host import IsolatedHost
 from neptrio.backends.python.model_runner import ResponseDelivery
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.process_session import PLAIN_LIBRARY, ProcessSession
 from neptrio.backends.python.template import Template
-from neptrio.backends.python.turns import Turns
 from neptrio.errors import Internal, Reason, TritonError, Unsupported
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
@@ -104,7 +104,9 @@ class IsolatedInstance(BackendInstance):
         self._read_only = read_only
         self._origin = origin
         self._timeout = ExecuteTimeout(name, execute_seconds, self._first, services.timers)
-        self.turns = Turns()  # of this instance alone, unless its backend gives it those of the model
+        self.initialize_lock = (
+            InitializeLock()
+        )  # of this instance alone, unless its backend gives it the lock of the model
         self._environ = environ
         self._resources = limits
         self._python = python
@@ -180,7 +182,7 @@ class IsolatedInstance(BackendInstance):
             raise
         finally:
             self._starting = None
-            self.turns.over(process)
+            self.initialize_lock.release(process)
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
@@ -423,8 +425,8 @@ class IsolatedInstance(BackendInstance):
             answer = self._asked.pop(message["k"], None)
             if answer is not None:
                 answer(bool(message["ready"]))
-        elif kind == "ask" and message["op"] == "turn":
-            self._turn_asked(process, message["k"])
+        elif kind == "ask" and message["op"] == "initialize lock":
+            self._lock_asked(process, message["k"])
         elif kind == "memory":
             self._memory_told(process, message["rows"])
         elif not self._host.message(process, message):
@@ -432,9 +434,9 @@ class IsolatedInstance(BackendInstance):
                 raise Violation("answers to what nobody asked")
             self._answers.put(message)
 
-    def _turn_asked(self, process: Process, key: int) -> None:
+    def _lock_asked(self, process: Process, key: int) -> None:
         if self._starting is not process:
-            raise Violation("that it wants a turn to initialize, which it has done")
+            raise Violation("that it wants the lock of initialize(), which it has done")
         answers = self._answers
         answers.put(math.inf)  # the time left
 
@@ -442,7 +444,7 @@ class IsolatedInstance(BackendInstance):
             answers.put(self._limit)
             process.post_message({"t": "reply", "k": key, "value": None, "error": None})
 
-        self.turns.ask(process, begin)
+        self.initialize_lock.acquire(process, begin)
 
     def _memory_told(self, process: Process, rows: Any) -> None:
         if not isinstance(rows, list) or len(rows) > MOST_MEMORY_ROWS:

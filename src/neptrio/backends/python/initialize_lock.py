@@ -1,10 +1,10 @@
-"""Who of a model's instances may initialize, where only one at a time may.
+"""The lock of a model's instances of which only one at a time may initialize.
 
 The problem: whether they may at the same time is what the code in their processes says, when each has begun already. The choice:
-a process that may not while another does asks for its turn, and waits for the answer.
+a process that may not while another does asks for the lock, and waits for the answer.
 
 Rules:
- 1. Whoever asks has over() called when it has initialized, has failed, or has ended.
+ 1. Whoever asks has release() called when it has initialized, has failed, or has ended.
  2. The time that it waits does not count as that of its initialize().
 """
 
@@ -18,24 +18,24 @@ from typing import Any
 from neptrio.rings.message import Violation
 
 
-class Turns:
-    """The line of one model version. Any thread."""
+class InitializeLock:
+    """That of one model version; who asks first has it first. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line: deque[tuple[Any, Callable[[], None]]] = deque()  # the first has its turn
+        self._line: deque[tuple[Any, Callable[[], None]]] = deque()  # the first has the lock
 
-    def ask(self, who: Any, begin: Callable[[], None]) -> None:
-        """Calls `begin`, which must not block, when it is the turn of `who`. Raises Violation where that one is in line."""
+    def acquire(self, who: Any, begin: Callable[[], None]) -> None:
+        """Calls `begin`, which must not block, when `who` has the lock. Raises Violation where that one is in line."""
         with self._lock:
             if any(other is who for other, _ in self._line):
-                raise Violation("that it wants a turn while it has one or waits for it")
+                raise Violation("that it wants a lock which it has or waits for")
             self._line.append((who, begin))
             if len(self._line) == 1:
                 begin()
 
-    def over(self, who: Any) -> None:
-        """Ends the turn of `who`, or its waiting. Nothing happens where it has not asked."""
+    def release(self, who: Any) -> None:
+        """Takes the lock from `who`, or ends its waiting. Nothing happens where it has not asked."""
         with self._lock:
             had = bool(self._line) and self._line[0][0] is who
             self._line = deque(row for row in self._line if row[0] is not who)
