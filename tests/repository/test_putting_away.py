@@ -60,15 +60,10 @@ def test_a_step_of_a_kept_ensemble_of_ensembles_stays() -> None:
 
 
 def test_what_is_idle() -> None:
-    holders = [
-        Holder("idle", 1, 1000),
-        Holder("used", 1, 1001),
-        Holder("busy", 1, 0, Hold.REQUESTS),
-        Holder("step", 1, 0, needed_by=("e",)),
-        Holder("for ever", 1, 0),
-    ]
-    seconds = {"idle": 2.0, "used": 2.0, "busy": 2.0, "step": 2.0}
-    assert names(idle(holders, seconds, 3000)) == ["idle"]
+    assert idle(Holder("idle", 1, 1000), 2.0, 3000)
+    assert not idle(Holder("used", 1, 1001), 2.0, 3000)
+    assert not idle(Holder("busy", 1, 0, Hold.REQUESTS), 2.0, 3000)
+    assert not idle(Holder("step", 1, 0, needed_by=("e",)), 2.0, 3000)
 
 
 def test_who_holds_the_memory() -> None:

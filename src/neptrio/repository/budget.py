@@ -28,6 +28,7 @@ import trio
 
 from neptrio.limits import shown
 from neptrio.loop import allocator, threads
+from neptrio.loop.slices import Slices
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
 from neptrio.repository.expected_size import device_need, files_of, need
@@ -101,6 +102,24 @@ class Budget:
             found.append(_holder_of(sizes, operation.record.name, now_ms, hold))
         return found
 
+    def _held(self) -> tuple[Sizes, Sizes]:
+        """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost."""
+        found: Counter[int] = Counter()
+        leaving: Counter[int] = Counter()
+        host = 0
+        for record in self._catalog.records.values():
+            for row in record.rows.values():
+                if row.model is not None:
+                    host += row.model.host_bytes
+                    if row.model.device_bytes:
+                        found.update(row.model.device_bytes)
+            if record.retiring:
+                leaving.update(_held_by(retirement.model for retirement in record.retiring))
+        found[HOST] += host
+        for sizes in (leaving, *self._reserved.values()):
+            found.update(sizes)
+        return found, leaving
+
     def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:
         name = record.name
         needed_by = tuple(
@@ -149,8 +168,8 @@ class Budget:
 
     def rows(self) -> list[tuple[int, int, int]]:
         """(place, bytes that models hold, loads under way will hold, and models that leave still hold, budget)."""
-        holders = self.holders()
-        return [(p, sum(one.at(p).size for one in holders), limit) for p, limit in self.limits.items()]
+        held, _ = self._held()
+        return [(place, held.get(place, 0), limit) for place, limit in self.limits.items()]
 
     # ------------------------------------------------------------ room for loads
 
@@ -177,20 +196,20 @@ class Budget:
                     f"model '{shown(name)}' takes about {size_text(size)}{what}, more than {budget_text(place, limit)}"
                 )
             needs[place] = size
-        if not self._missing(operation, needs, self.holders()):
+        if not self._missing(operation, needs, self._held()[0]):
             self._reserved[operation] = needs
             return
         async with aside():
             await self._room(operation, needs)
 
-    def _short(self, place: int, needs: Sizes, holders: list[Holder]) -> int:
+    def _short(self, place: int, needs: Sizes, held: Sizes) -> int:
         """How many bytes of a place are missing for a load."""
-        return sum(holder.at(place).size for holder in holders) + needs[place] - self.limits[place]
+        return held.get(place, 0) + needs[place] - self.limits[place]
 
-    def _missing(self, operation: Operation, needs: Sizes, holders: list[Holder]) -> list[int]:
+    def _missing(self, operation: Operation, needs: Sizes, held: Sizes) -> list[int]:
         """The places in which there is no room for a load yet."""
         before = self._promised_before(operation)
-        return [p for p in self.limits if self._short(p, needs, holders) + before.get(p, 0) > 0]
+        return [p for p in self.limits if self._short(p, needs, held) + before.get(p, 0) > 0]
 
     async def _room(self, operation: Operation, needs: Sizes) -> None:
         """Waits until there is room, and reserves it. Raises NoRoom."""
@@ -199,11 +218,11 @@ class Budget:
         try:
             with trio.move_on_after(self._settings.load_wait_secs):
                 while True:
-                    holders = self.holders()
-                    missing = self._missing(operation, needs, holders)
+                    missing = self._missing(operation, needs, self._held()[0])
                     if not missing:
                         self._reserved[operation] = needs
                         return
+                    holders = self.holders()
                     hopeless = [place for place in missing if not self._hopeful(name, place, needs, holders)]
                     where = (hopeless or missing)[0]
                     if hopeless:
@@ -229,18 +248,21 @@ class Budget:
         """Whether waiting for room in a place has a point."""
         # what serves under this name stays until this load has replaced it
         others = [one.at(place) for one in holders if one.name != name or one.hold is Hold.LEAVING]
-        return putting_away.hopeful(others, self._short(place, needs, holders), self._together(name).keys())
+        return putting_away.hopeful(
+            others, self._short(place, needs, self._held()[0]), self._together(name).keys()
+        )
 
     def _make_way(self, name: str, missing: list[int], needs: Sizes, holders: list[Holder]) -> None:
         """Puts models away for a load."""
         gone: set[str] = set()
+        held, _ = self._held()
         for place in missing:
             here = [holder.at(place) for holder in holders]
             leaving = sum(
                 holder.size for holder in here if holder.hold is Hold.LEAVING or holder.name in gone
             )
             left = [holder for holder in _without_leaving(here) if holder.name not in gone]
-            for victim in putting_away.choose(left, self._short(place, needs, holders) - leaving):
+            for victim in putting_away.choose(left, self._short(place, needs, held) - leaving):
                 gone.add(victim.name)
                 self.put_away(victim.name, f"room for '{name}'")
 
@@ -303,7 +325,7 @@ class Budget:
             if self.limits and trio.current_time() - measured >= MEASURED_SECONDS:
                 await self.measure()
                 measured = trio.current_time()
-            self.look()
+            await self.look()
             if HOST in self.limits:
                 await self._give_back()
             if self.remembered.due and trio.current_time() - kept >= KEPT_SECONDS:
@@ -344,21 +366,27 @@ class Budget:
         held = sum(model.cpu_bytes for record in records for model in record.serving.values())
         return allocator.anonymous_resident_bytes() - held
 
-    def look(self) -> None:
-        """Puts away what is to be put away now."""
-        holders = self.holders()
-        seconds = {
-            known.name: known.residence.idle_seconds
-            for known in self._demand.known.values()
-            if known.residence.idle_seconds is not None and known.name in self._catalog.latest
-        }
-        for holder in putting_away.idle(holders, seconds, _now_ms()):
-            self.put_away(holder.name, f"idle for {seconds[holder.name]:g} s")
+    async def look(self) -> None:
+        """Notes how models are used, and puts away what is to be put away now. In slices."""
+        slices = Slices()
+        for record in list(self._catalog.records.values()):
+            serving = list(record.serving.values())
+            if serving:
+                now_ms = _now_ms()
+                holder = self._holder(record, serving, now_ms)
+                known = self._demand.known.get(record.name)
+                seconds = None if known is None else known.residence.idle_seconds
+                if seconds is not None and putting_away.idle(holder, seconds, now_ms):
+                    self.put_away(record.name, f"idle for {seconds:g} s")
+            await slices.rest()
         self._shrink()
 
     def _shrink(self) -> None:
         """Puts models away while they hold more than the budget."""
+        held, leaving = self._held()
         for place, limit in self.limits.items():
+            if held.get(place, 0) - leaving.get(place, 0) <= limit:
+                continue
             here = _without_leaving([holder.at(place) for holder in self.holders()])
             for victim in putting_away.choose(here, sum(holder.size for holder in here) - limit):
                 self.put_away(victim.name, "models have grown beyond the budget")

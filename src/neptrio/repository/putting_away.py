@@ -108,16 +108,9 @@ def hopeful(holders: Sequence[Holder], need: int, together: Set[str] = frozenset
     return sum(holder.size for holder in holders if holder.name not in kept) >= need
 
 
-def idle(holders: Iterable[Holder], seconds: dict[str, float], now_ms: int) -> list[Holder]:
-    """The models that were not used for as long as `seconds` says of them."""
-    return [
-        holder
-        for holder in holders
-        if holder.hold is None
-        and not holder.needed_by
-        and holder.name in seconds
-        and now_ms - holder.used_ms >= seconds[holder.name] * 1000
-    ]
+def idle(holder: Holder, seconds: float, now_ms: int) -> bool:
+    """Whether a model that may go was not used for so long."""
+    return holder.hold is None and not holder.needed_by and now_ms - holder.used_ms >= seconds * 1000
 
 
 def size_text(size: int) -> str:
