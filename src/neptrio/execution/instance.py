@@ -88,10 +88,16 @@ class Instance(InstanceCore):
         """It is initialized and finalized as the others, and executes nothing."""
         return self.placement is not None and bool(self.placement.group.passive)
 
+    def begin_thread(self) -> None:
+        """Starts the thread, which waits until the kernel has run it: milliseconds where all cores are busy, so the loop has
+        another thread call this. Raises NoThread."""
+        threads.begin(self._thread)
+
     def start(self, done: Callable[[BaseException | None], None]) -> None:
-        """Starts the thread and initializes the backend there; calls `done(error)` on the trio thread."""
+        """Initializes the backend on the thread, which is started if need be; calls `done(error)` on the trio thread."""
         try:
-            threads.begin(self._thread)
+            if self._thread.ident is None:
+                self.begin_thread()
         except threads.NoThread as error:
             done(error)
             return

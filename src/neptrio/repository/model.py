@@ -280,7 +280,12 @@ class Model(ServedModel):
         self._loop.loop_pass.soon()
 
     async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
-        error = await _called(instance.start)
+        error: BaseException | None
+        try:
+            await threads.run(instance.begin_thread, limiter=trio.CapacityLimiter(1))
+            error = await _called(instance.start)
+        except threads.NoThread as refused:
+            error = refused
         if error is not None:
             if isinstance(error, TritonError):
                 errors.append(error)
