@@ -63,6 +63,7 @@ READY_AT_ONCE = 256
 ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP if hasattr(select, "epoll") else 0
 GIVE_WAY_NS = 20_000_000  # for so long the loop gives way to a thread that began a piece of control work
 NAP_SECONDS = 20e-6
+WAITED_NS = 50_000  # a look at the sockets that takes less found something at once
 LONGEST_WAIT = 60.0  # seconds; also the most that a trio deadline can be late that is set while we wait
 
 _taken: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("neptrio.poller", default=False)
@@ -193,7 +194,8 @@ class Poller(trio.abc.Instrument):
 
         Each system call of such a thread gives the interpreter's lock away. A loop that has something to do at every
         moment lets go of it too briefly for the thread to wake up, so the thread would wait half a millisecond
-        after each. Therefore the loop naps before each pass, but not for long: the thread may compute as well.
+        after each. Therefore the loop naps before each pass for which it has not waited, but not for long: the thread may
+        compute as well.
         """
         self._helped += 1
         self._give_way_until = monotonic_ns() + GIVE_WAY_NS
@@ -202,8 +204,11 @@ class Poller(trio.abc.Instrument):
         finally:
             self._helped -= 1
 
-    def _nap(self) -> None:
-        if monotonic_ns() < self._give_way_until:
+    def _nap(self, polled_ns: int) -> None:
+        """Before the pass of what was ready when the sockets were looked at. A loop that has waited then was no obstacle, and a
+        nap takes milliseconds where all cores are busy."""
+        now = monotonic_ns()
+        if now < self._give_way_until and now - polled_ns < WAITED_NS:
             time.sleep(NAP_SECONDS)
 
     def _forget(self, fd: int) -> None:
@@ -222,8 +227,6 @@ class Poller(trio.abc.Instrument):
     def _take(self, ready: list[tuple[int, int]]) -> bool:
         """Calls receive() of each ready socket once; returns True when trio's own descriptor was among them."""
         watches, full, trios, late, lag = self._watches, self._full, False, None, self.lag
-        if self._helped:
-            self._nap()
         lag.woke()
         for fd, events in ready:
             if full and fd in full and events & ROOM:
@@ -294,7 +297,10 @@ class Poller(trio.abc.Instrument):
                 ready = (
                     busy_poll.look(self._poll, select.EPOLLIN) if busy_poll is not None and wait > 0 else None
                 )
-                trios = self._take(ready or epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
+                found = ready or epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE)
+                if self._helped:
+                    self._nap(now)
+                trios = self._take(found)
                 if loop_pass.asked and not trios and not inside.runnable:
                     waits()
                     trios = self._take(epoll.poll(0, READY_AT_ONCE))
