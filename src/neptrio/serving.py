@@ -88,7 +88,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         help="where it is remembered for the next start what models hold (default: a file in the first local repository), and "
         "optimised ONNX models are kept for their next load (default: nowhere)")  # fmt: skip
     add("--loads-at-once", type=flags.not_negative, default=0,
-        help="how many loads that requests wait for run at once, 0 = one for each core, from 2 to --model-load-thread-count")  # fmt: skip
+        help="how many loads that requests wait for run at once, 0 = short ones on all cores but one, at most --model-load-thread-count")  # fmt: skip
     add("--load-wait-secs", type=flags.positive_seconds, default=60.0,
         help="how long a request waits for a model that is loaded on demand")  # fmt: skip
     add(

@@ -31,7 +31,7 @@ class Settings:
         None  # what is learnt of models is kept here; None: beside their folders
     )
     loads_at_once: int = (
-        0  # that requests wait for; 0: as many as there are cores, from 2 to the loader threads
+        0  # that requests wait for; 0: short ones on all cores but one, at most the loader threads
     )
     load_wait_secs: float = 60.0  # how long a request waits for a model that is loaded on demand
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one

@@ -6,8 +6,20 @@ import pytest
 import trio
 import trio.testing
 
-from neptrio.repository.load_line import LAST, NO_PRIORITY, Entry, LoadLine, Rank, next_of, places
+from neptrio.repository.load_line import (
+    DEAR_SECONDS,
+    LAST,
+    NO_PRIORITY,
+    Entry,
+    LoadLine,
+    Places,
+    Rank,
+    next_of,
+    places,
+)
 from neptrio.settings import Settings
+
+ONE, TWO = Places(1, 1), Places(2, 2)
 
 
 def entries(*names: str, dear: bool = False) -> list[Entry]:
@@ -23,7 +35,7 @@ def test_priority_comes_before_waiting_time_and_both_before_who_came_first() -> 
     }
     waiting = entries(*ranks)
     order = []
-    while (found := next_of(waiting, [], 1, ranks.__getitem__)) is not None:
+    while (found := next_of(waiting, [], ONE, ranks.__getitem__)) is not None:
         order.append(found.name)
         waiting.remove(found)
     assert order == ["high", "old", "new", "nobody"]
@@ -34,16 +46,56 @@ def test_loads_that_take_long_leave_a_place() -> None:
         return NO_PRIORITY, 0
 
     dear, cheap = entries("a", "b", dear=True), entries("c")
-    assert next_of(dear, [], 2, rank) is dear[0]
-    assert next_of(dear[1:], dear[:1], 2, rank) is None
-    assert next_of(dear[1:] + cheap, dear[:1], 2, rank) is cheap[0]
-    assert next_of(cheap, [*dear[:1], *entries("d")], 2, rank) is None
-    assert next_of(dear, [], 1, rank) is dear[0], "with one place there is none to leave"
+    assert next_of(dear, [], TWO, rank) is dear[0]
+    assert next_of(dear[1:], dear[:1], TWO, rank) is None
+    assert next_of(dear[1:] + cheap, dear[:1], TWO, rank) is cheap[0]
+    assert next_of(cheap, [*dear[:1], *entries("d")], TWO, rank) is None
+    assert next_of(dear, [], ONE, rank) is dear[0], "with one place there is none to leave"
+
+
+def test_short_loads_leave_a_core_to_who_is_served() -> None:
+    def rank(name: str) -> Rank:
+        return NO_PRIORITY, 0
+
+    places = Places(2, 1)
+    short, dear = entries("a", "b"), entries("c", dear=True)
+    assert next_of(short, [], places, rank) is short[0]
+    assert next_of(short[1:], short[:1], places, rank) is None
+    assert next_of(short[1:] + dear, short[:1], places, rank) is dear[0], (
+        "one that takes long has a place beside them"
+    )
+    assert next_of(short, dear, places, rank) is short[0]
+
+
+def test_a_load_that_turns_out_to_take_long_holds_nobody_up() -> None:
+    line = LoadLine(Places(2, 1), lambda name: (NO_PRIORITY, 0))
+    begun: dict[str, float] = {}
+    all_begun = trio.Event()
+
+    async def load(name: str) -> None:
+        async with line.turn(name, False, len(begun)):
+            begun[name] = trio.current_time() - start
+            if name == "last":
+                all_begun.set()
+            elif name == "long":
+                await all_begun.wait()
+
+    async def main() -> None:
+        nonlocal start
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for name in ("long", "short", "last"):
+                nursery.start_soon(load, name)
+                await trio.testing.wait_all_tasks_blocked()
+
+    start = 0.0
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert begun["long"] == 0 and DEAR_SECONDS <= begun["short"] <= begun["last"] < 3 * DEAR_SECONDS
 
 
 def test_turns_are_given_up_and_who_leaves_the_line_takes_none() -> None:
     priorities = {"a": 3, "b": 2, "c": 1, "d": 4}
-    line = LoadLine(1, lambda name: (priorities[name], 0))
+    line = LoadLine(ONE, lambda name: (priorities[name], 0))
     order: list[str] = []
 
     async def load(name: str) -> None:
@@ -66,7 +118,7 @@ def test_turns_are_given_up_and_who_leaves_the_line_takes_none() -> None:
 
 
 def test_who_waits_for_something_else_has_no_place_meanwhile() -> None:
-    line = LoadLine(1, lambda name: (NO_PRIORITY, 0))
+    line = LoadLine(ONE, lambda name: (NO_PRIORITY, 0))
     order: list[str] = []
     room = trio.Event()
 
@@ -103,18 +155,18 @@ def test_who_waits_for_something_else_has_no_place_meanwhile() -> None:
 @pytest.mark.parametrize(
     ("cores", "threads", "flag", "expected"),
     [
-        (1, 4, 0, 2),
-        (2, 4, 0, 2),
-        (3, 4, 0, 3),
-        (64, 4, 0, 4),
-        (64, 8, 0, 8),
-        (2, 1, 0, 1),
-        (2, 4, 9, 9),
-        (64, 4, 1, 1),
+        (1, 4, 0, Places(2, 1)),
+        (2, 4, 0, Places(2, 1)),
+        (3, 4, 0, Places(3, 2)),
+        (64, 4, 0, Places(4, 4)),
+        (64, 8, 0, Places(8, 8)),
+        (2, 1, 0, Places(1, 1)),
+        (2, 4, 9, Places(9, 9)),
+        (64, 4, 1, Places(1, 1)),
     ],
 )
 def test_loads_that_compute_do_not_take_all_cores_twice(
-    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, flag: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, flag: int, expected: Places
 ) -> None:
     monkeypatch.setattr("neptrio.repository.load_line.usable_cores", lambda: cores)
     assert places(Settings(model_load_thread_count=threads, loads_at_once=flag)) == expected

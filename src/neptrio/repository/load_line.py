@@ -1,12 +1,13 @@
 """The line of loads that requests wait for: how many run at once, and which is next.
 
 The problem: a burst of requests for many models begins as many loads at once, which slow each other and everything else, and
-end in any order. The choice: so many run as there are cores, and when one ends the next is the one for which the
-most important request waits, or the one that waits longest.
+end in any order. The choice: short ones run on all cores but one, which serves, and when one ends the next is the one for which
+the most important request waits, or the one that waits longest.
 
 Rules:
  1. Who is next is decided when a place is free, not when a load comes: requests come and go meanwhile.
- 2. Loads that take long may not have all places, so that others do not wait behind them.
+ 2. Loads that take long may not have all places, so that others do not wait behind them: neither those that are expected to,
+    nor one that has turned out to.
  3. A load that waits for something else than a place, room in memory, has none meanwhile.
 """
 
@@ -23,6 +24,7 @@ from neptrio.settings import Settings
 
 NO_PRIORITY = 1 << 64  # of requests that have none
 LAST = 1 << 65  # nobody waits for it any more
+DEAR_SECONDS = 1.0  # a load that takes longer takes long
 
 Aside = Callable[[], AbstractAsyncContextManager[None]]  # rule 3: a block that is left with a place again
 Rank = tuple[int, int]  # priority (1 is the highest), since when its request waits
@@ -36,31 +38,44 @@ class Entry:
     dear: bool  # it takes long
     came_ns: int
     turn: trio.Event = field(default_factory=trio.Event)
+    began: float = 0.0  # of trio's clock
 
 
-def places(settings: Settings) -> int:
+@dataclass(frozen=True)
+class Places:
+    """How many loads run at once."""
+
+    every: int
+    short: int  # of these, loads that do not take long
+
+
+def places(settings: Settings) -> Places:
     """How many loads run at once. Loads compute, so that more than there are cores delay each other and the requests to models
     that are loaded; but a long one alone must not hold up all others."""
-    return settings.loads_at_once or min(settings.model_load_thread_count, max(usable_cores(), 2))
+    if settings.loads_at_once:
+        return Places(settings.loads_at_once, settings.loads_at_once)
+    most, cores = settings.model_load_thread_count, usable_cores()
+    return Places(min(most, max(cores, 2)), min(most, max(cores - 1, 1)))
 
 
 def next_of(
-    waiting: Iterable[Entry], running: Iterable[Entry], places: int, rank: Callable[[str], Rank]
+    waiting: Iterable[Entry], running: Iterable[Entry], places: Places, rank: Callable[[str], Rank]
 ) -> Entry | None:
     """Who begins now; None: nobody may."""
     under_way = list(running)
-    if len(under_way) >= places:
-        return None
     dear_ones = sum(entry.dear for entry in under_way)
-    full = places > 1 and dear_ones >= places - 1
-    may = [entry for entry in waiting if not (entry.dear and full)]
+    dear_may = places.every == 1 or dear_ones < places.every - 1
+    short_may = len(under_way) - dear_ones < places.short
+    if len(under_way) >= places.every or not (dear_may or short_may):
+        return None
+    may = [entry for entry in waiting if (dear_may if entry.dear else short_may)]
     return min(may, key=lambda entry: (rank(entry.name), entry.came_ns), default=None)
 
 
 class LoadLine:
     """Loads that wait for their turn. Trio thread only."""
 
-    def __init__(self, places: int, rank: Callable[[str], Rank]) -> None:
+    def __init__(self, places: Places, rank: Callable[[str], Rank]) -> None:
         self._places = places
         self._rank = rank
         self._waiting: list[Entry] = []
@@ -72,8 +87,7 @@ class LoadLine:
         entry = Entry(name, dear, now_ns)
         self._waiting.append(entry)
         try:
-            self._advance()
-            await entry.turn.wait()
+            await self._begins(entry)
             yield lambda: self._aside(entry)
         finally:
             (self._running if entry in self._running else self._waiting).remove(entry)
@@ -88,11 +102,24 @@ class LoadLine:
         finally:
             entry.turn = trio.Event()
             self._waiting.append(entry)
+        await self._begins(entry)
+
+    async def _begins(self, entry: Entry) -> None:
+        """Waits for a place."""
         self._advance()
-        await entry.turn.wait()
+        while not entry.turn.is_set():
+            with trio.move_on_after(DEAR_SECONDS):
+                await entry.turn.wait()
+            if self._waiting and self._waiting[0] is entry:  # one for all of them
+                self._advance()
+        await trio.lowlevel.checkpoint()  # also where the place was free: who has left takes none
 
     def _advance(self) -> None:
+        now = trio.current_time()
+        for running in self._running:
+            running.dear = running.dear or now - running.began > DEAR_SECONDS
         while (entry := next_of(self._waiting, self._running, self._places, self._rank)) is not None:
             self._waiting.remove(entry)
             self._running.append(entry)
+            entry.began = now
             entry.turn.set()

@@ -28,7 +28,7 @@ from neptrio.loop import collector
 from neptrio.repository import change, load_line, model_builder, version_states
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.expected_size import files_of
-from neptrio.repository.load_line import LAST, Aside, LoadLine, Rank
+from neptrio.repository.load_line import DEAR_SECONDS, LAST, Aside, LoadLine, Rank
 from neptrio.repository.model import Model
 from neptrio.repository.model_builder import Building, Found, ModelBuilder, PollFailure
 from neptrio.repository.override import LoadParameters
@@ -45,8 +45,7 @@ log = logging.getLogger("neptrio.repository")
 
 EXITING = "Server exiting"
 SLOW_SECONDS = 10.0  # a load that takes longer says what it does
-DEAR_SECONDS = 1.0  # a load that takes longer takes long
-DEAR_BYTES = 256 << 20  # and so does one of larger files, until it is known how long
+DEAR_BYTES = 256 << 20  # a load of larger files is expected to take long, until it is known how long
 REBUILDS = 10  # of an ensemble whose steps' models change while it is built
 
 
