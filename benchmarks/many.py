@@ -2,8 +2,8 @@
 
 Writes a repository of ONNX and Python models, asks for them by Zipf's law on a server with a budget for a part of them, and
 prints what clients saw and what the processes held. Beside it a model that is always loaded is asked all the time: alone first,
-then while the others come and go. What must be true for longer, and while models are unloaded, killed and replaced, is in
-many_soak.py.
+then beside as many processes that compute as there are cores, which is what loads cannot be better than, and while the others
+come and go. What must be true for longer, and while models are unloaded, killed and replaced, is in many_soak.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import functools
 import json
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +22,23 @@ from pathlib import Path
 
 from benchmarks.many_models import BODY, MIB, SMALL, write
 from benchmarks.many_server import Asking, Server, kib, name_of, percentile, post, settled
+from neptrio.cores import usable_cores
+
+
+def beside_computing(server: Server, seconds: float) -> Asking:
+    """Asks the warm model while each core has a process that computes: its times."""
+    work = [sys.executable, "-c", "while True: sum(range(10000))"]
+    computing = [subprocess.Popen(work) for _ in range(usable_cores())]
+    beside = Asking(server)
+    try:
+        beside.start(["warm"], [1], 0, 0.001)
+        time.sleep(seconds)
+        beside.stop()
+    finally:
+        for process in computing:
+            process.kill()
+            process.wait()
+    return beside
 
 
 def first_asked(server: Server, names: list[str], clients: int) -> Asking:
@@ -90,6 +109,7 @@ def run(options: argparse.Namespace, server: Server, names: list[str], weights: 
     alone.start(["warm"], [1], 0, 0.001)
     time.sleep(min(options.seconds, 5))
     alone.stop()
+    computing = beside_computing(server, min(options.seconds, 5))
     cold = first_asked(server, names[-100:], options.clients)
     reloaded = {kind: median_ms(functools.partial(reload, server, name), 15) for kind, name in SMALL.items()}
     idle = idle_process(server)
@@ -123,6 +143,9 @@ def run(options: argparse.Namespace, server: Server, names: list[str], weights: 
         "p99 ms": round(percentile(asking.times, 0.99), 2),
         "longest ms": round(percentile(asking.times, 1.0), 2),
         "warm model alone p50, p99 ms": [round(percentile(alone.times, part), 2) for part in (0.5, 0.99)],
+        "warm model beside processes that compute p50, p99 ms": [
+            round(percentile(computing.times, part), 2) for part in (0.5, 0.99)
+        ],
         "warm model while 100 cold ones load p50, p99 ms": [
             round(percentile(cold.times, part), 2) for part in (0.5, 0.99)
         ],
