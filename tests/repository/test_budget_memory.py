@@ -22,7 +22,9 @@ from tests.support.waiting import until
 MIB = 1 << 20
 SIZES = (3, 5, 7, 8, 9, 11)  # MiB of weights
 BUDGET = 64
-CONFIG = 'backend: "onnxruntime" max_batch_size: 0 instance_group { kind: KIND_CPU count: 2 } '
+CONFIG = 'backend: "onnxruntime" max_batch_size: 0 instance_group { kind: KIND_CPU count: 2 } ' + parameter(
+    "share_session", "0"
+)
 pytestmark = pytest.mark.slow
 
 

@@ -110,7 +110,7 @@ def test_a_model_is_expected_to_take_its_files_for_each_instance_there(
 
 
 def test_a_model_that_is_kept_takes_its_weights_once_more_while_it_is_written() -> None:
-    assert [need(found("onnxruntime", CPU), 0, keeps) for keeps in (False, True)] == [42, 52]
+    assert [need(found("onnxruntime", CPU), 0, keeps) for keeps in (False, True)] == [21, 31]
     assert need(found("python", CPU), 0, True) == need(found("python", CPU), 0, False)
 
 

@@ -1,11 +1,12 @@
 """A session of ONNX Runtime's C library: its options, its model's inputs and outputs, and runs.
 
-run() takes and returns Tensors of any datatype, one call at a time, for batches that need Python (strings, ragged
+run() takes and returns Tensors of any datatype, for batches that need Python (strings, ragged
 inputs). Batches that do not are executed by batch.pyx.
 
 Rules:
- 1. A session belongs to one instance, which runs one batch at a time. It is made, run and closed without the GIL,
-    because each of these may take long and calls no Python.
+ 1. A session belongs to one instance or to several of a model, each of which runs one batch at a time: ONNX Runtime lets any
+    number of threads run a session, and what a run needs beside it lies in the call or in the batch. It is made, run and closed
+    without the GIL, because each of these may take long and calls no Python.
  2. Input values use memory that its owner (a tensor, the instance's work memory) keeps until the run is over; they are
     released right after it.
  3. An output is memory that the library made. Its tensor owns the value and releases it; the library keeps the
@@ -55,7 +56,7 @@ cdef class OnnxSession:
     """A session on the CPU. `options` is a backends.onnx.options.Options; with `content` the model is these bytes, which may change
     or go once the session is made. Raises OrtError.
 
-    It is made, run and closed on an instance's thread; close(), or freeing the object, releases it.
+    It is made, run and closed on instances' threads; close(), or freeing the object, releases it.
     """
 
     def __cinit__(self):

@@ -4,9 +4,9 @@ here waits or reads a file."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from neptrio.config import defaults, groups
+from neptrio.config import defaults, groups, session_sharing
 
 if TYPE_CHECKING:
     from neptrio.repository.model_builder import Found
@@ -38,12 +38,24 @@ def estimate(found: Found, keeps: bool = False) -> int:
         return 0
     files = files_of(found)
     if config.backend == "onnxruntime":
-        sessions = sum(group.count or ONNX_SESSIONS for group in config.instance_group) or ONNX_SESSIONS
+        sessions = _sessions(config)
         return int(files * (ONNX_PARTS * sessions + keeps))
     if config.backend in NATIVE:
         return files + files // 2
     instances = sum(max(group.count, 1) for group in config.instance_group) or 1
     return files + CODE_BYTES * instances * len(found.versions)
+
+
+def _sessions(config: Any) -> int:
+    """How many sessions an ONNX model has in host memory, unless --backend-config says otherwise."""
+    counts = [(group.kind, group.count or ONNX_SESSIONS) for group in config.instance_group]
+    counts = counts or [(AUTO_GROUP.kind, ONNX_SESSIONS)]
+    settings = {key: value.string_value for key, value in config.parameters.items()}
+    shared = session_sharing.shared(settings, bool(config.model_operations.op_library_filename))
+    if not shared or settings.get("isolation") == "process":
+        return sum(count for _, count in counts)
+    on_gpus = [count for kind, count in counts if groups.KINDS.get(kind) == "GPU"]
+    return sum(on_gpus) + (len(on_gpus) < len(counts))
 
 
 def need(found: Found, held: int, keeps: bool = False) -> int:

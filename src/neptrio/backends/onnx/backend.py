@@ -1,4 +1,4 @@
-"""The onnxruntime backend: loads ONNX models, with a session per instance.
+"""The onnxruntime backend: loads ONNX models.
 
 The problem: ONNX Runtime executes well, but what surrounds it (Python objects, copies, changes of threads, thread
 pools that spin on cores which the event loop needs) may cost more than a small model itself. The choices:
@@ -17,6 +17,7 @@ pools that spin on cores which the event loop needs) may cost more than a small 
  6. Only outputs that some request of the batch wants are computed.
  7. Requests that cannot share a batch (different inputs, or different sizes other than of the batch dimension)
     are executed one after the other, never mixed.
+ 8. Instances on the CPU run one session together where the configuration allows it (config/session_sharing.py).
 
 model.py says what a configuration may leave open and how it must agree with the model, options.py which parameters
 there are.
@@ -32,6 +33,7 @@ from neptrio.backends.onnx import options as onnx_options
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import signature as onnx_signature
 from neptrio.backends.onnx.instance import NativeInstance, OnnxInstance, needs_python
+from neptrio.backends.onnx.shared_session import SharedSession
 from neptrio.config import accelerators, time_limits
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
@@ -48,6 +50,10 @@ class OnnxBackend(Backend):
     platform = "onnxruntime_onnx"
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
+
+    def __init__(self, context: LoadContext) -> None:
+        super().__init__(context)
+        self._shared = SharedSession(lambda: onnx_options.session(context, "CPU", 0))
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
@@ -111,11 +117,13 @@ class OnnxBackend(Backend):
             from neptrio.backends.own_process.instance import own_process_instance
 
             return own_process_instance(self, name, kind, device_id, 1, seconds)
-        if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
-            return NativeInstance(self.context, name, kind, device_id)
+        native = onnx_options.is_native(self.context, kind)
+        shared = self._shared if native and onnx_options.shares_session(self.context) else None
+        if native and not needs_python(self.context.config):
+            return NativeInstance(self.context, name, kind, device_id, shared)
         if kind == "GPU":
             from neptrio.backends.onnx.device_instance import DeviceInstance
 
             assert seconds is not None
             return DeviceInstance(self.context, name, kind, device_id, seconds)
-        return OnnxInstance(self.context, name, kind, device_id)
+        return OnnxInstance(self.context, name, kind, device_id, shared)

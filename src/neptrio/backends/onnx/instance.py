@@ -1,4 +1,4 @@
-"""Instances of ONNX models: a session each, through either interface of ONNX Runtime (backend.py has the choices)."""
+"""Instances of ONNX models: what each does with its session, through either interface of ONNX Runtime (backend.py has the choices)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx import signature as onnx_signature
 from neptrio.backends.onnx.batch import OnnxBatch, run_failure
 from neptrio.backends.onnx.builder import OnnxBuilder
+from neptrio.backends.onnx.shared_session import SharedSession
+from neptrio.config import session_sharing
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 from neptrio.execution.backend import BackendInstance, LoadContext
 from neptrio.execution.batch import Batch
@@ -39,22 +41,33 @@ def has_layout(config: Any) -> bool:
 
 
 class OnnxInstance(BackendInstance):
-    """One session and the thread on which it runs."""
+    """A session, of its own or `shared` with others of its model, and the thread on which it runs it."""
 
-    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
+    def __init__(
+        self,
+        context: LoadContext,
+        name: str,
+        kind: str,
+        device_id: int,
+        shared: SharedSession | None = None,
+    ) -> None:
         self._context = context
         self._name = name
         self._kind = kind
         self._device_id = device_id
+        self._shared = shared
         self.session: Any = None
         self._outputs: list[str] = []  # the outputs that the configuration has, in the model's order
         self._batching = context.config.max_batch_size > 0
         self._layout = Layout(context.config) if has_layout(context.config) else None
 
     def initialize(self) -> None:
-        """Makes the session and checks it against the configuration. Raises InvalidArgument."""
+        """Makes the session, or takes the shared one, and checks it against the configuration. Raises InvalidArgument."""
         config = self._context.config
-        self.session = onnx_options.session(self._context, self._kind, self._device_id)
+        if self._shared is not None:
+            self.session = self._shared.acquire()
+        else:
+            self.session = onnx_options.session(self._context, self._kind, self._device_id)
         try:
             found = onnx_signature.ranked(self.session, onnx_options.model_path(self._context))
             onnx_model.compare(config, found)
@@ -71,9 +84,13 @@ class OnnxInstance(BackendInstance):
         return {state.output_name for state in self._context.config.sequence_batching.state}
 
     def finalize(self) -> None:
-        if self.session is not None:
-            self.session.close()
-        self.session = None
+        session, self.session = self.session, None
+        if session is None:
+            return
+        if self._shared is not None:
+            self._shared.release()
+        else:
+            session.close()
 
     def execute(self, batch: Batch) -> None:
         """Groups the requests that can run together, runs each group, and answers each request."""
@@ -193,18 +210,19 @@ class OnnxInstance(BackendInstance):
 
 
 class NativeInstance(OnnxInstance):
-    """One session of the C library. Its batches are executed without the GIL."""
+    """One that runs a session of the C library. Its batches are executed without the GIL."""
 
     native = True
     batch_type = OnnxBatch
 
-    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
-        super().__init__(context, name, kind, device_id)
+    def __init__(
+        self, context: LoadContext, name: str, kind: str, device_id: int, shared: SharedSession | None
+    ) -> None:
+        super().__init__(context, name, kind, device_id, shared)
         # Custom operators may call Python, for which the trio thread would not give up the GIL. And ONNX Runtime
         # sets "flush denormals" on the thread that makes the session, not on the one that runs it.
-        own_thread = (
-            bool(context.config.model_operations.op_library_filename)
-            or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
+        own_thread = bool(context.config.model_operations.op_library_filename) or bool(
+            session_sharing.obstacle(onnx_options.settings(context))
         )
         self.builder = OnnxBuilder(context.name, self._batching, own_thread)
 

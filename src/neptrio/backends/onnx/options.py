@@ -17,7 +17,7 @@ from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx.session import OnnxSession
-from neptrio.config import paths
+from neptrio.config import paths, session_sharing
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.backend import LoadContext
 
@@ -85,7 +85,7 @@ def light_session(context: LoadContext) -> Any:
 
 
 def session(context: LoadContext, kind: str, device_id: int) -> Any:
-    """Makes the session of one instance. Raises InvalidArgument."""
+    """Makes the session of one instance, or of several on the CPU. Raises InvalidArgument."""
     if is_native(context, kind):
         options = _options(context)
         return _kept(context, options) or _open(context, options, [], True)
@@ -93,9 +93,25 @@ def session(context: LoadContext, kind: str, device_id: int) -> Any:
     return _open(context, _options(context), chosen, False)
 
 
+def shares_session(context: LoadContext) -> bool:
+    """Whether instances on the CPU run one session together. Raises InvalidArgument."""
+    found = settings(context)
+    if session_sharing.KEY in found and _integer(
+        context, session_sharing.KEY, found[session_sharing.KEY], 0, 1
+    ):
+        obstacle = session_sharing.obstacle(found)
+        if obstacle:
+            raise InvalidArgument(
+                f"model '{context.name}' asks for {session_sharing.KEY} 1, which is not possible with {obstacle} 1: that holds "
+                "for the thread that makes a session"
+            )
+    return session_sharing.shared(found, bool(context.config.model_operations.op_library_filename))
+
+
 def examine(context: LoadContext) -> None:
     """Raises InvalidArgument for options that a session could not be made with."""
     _options(context)
+    shares_session(context)
     for kind in ("CPU", "GPU"):
         onnx_providers.examine(context, kind)
 
