@@ -23,6 +23,7 @@ from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from tests.support import onnx_models
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.slow_models import parameter
 
 OPTIONS = Options("m", 99, intra_threads=1)
 CONFIG = 'backend: "onnxruntime" max_batch_size: 0 instance_group [ { count: 1 } ]\n'
@@ -239,6 +240,7 @@ def test_models_that_are_not_kept(tmp_path: Path, path: Path, monkeypatch: pytes
     for entry in (
         ("session.load_model_format", "ONNX"),
         ("session.optimized_model_external_initializers_file_name", "x"),
+        ("session.use_ort_model_bytes_for_initializers", "1"),
     ):
         assert kept(cache, path, replace(OPTIONS, entries=(entry,))) is None
     assert kept(cache, path, replace(OPTIONS, libraries=(Path("lib.so"),))) is None
@@ -254,6 +256,18 @@ def test_models_that_are_not_kept(tmp_path: Path, path: Path, monkeypatch: pytes
 def test_a_server_keeps_models(tmp_path: Path) -> None:
     repository, cache = tmp_path / "models", tmp_path / "cache"
     write_model(repository, "m", CONFIG, {"1/model.onnx": network()})
+    # a session that uses the bytes of what is kept after they were unmapped would end the server
+    entry = parameter("session.use_ort_model_bytes_for_initializers", "1")
+    large = onnx_models.model(
+        [
+            helper.make_node("Add", ["X", "B"], ["H"]),
+            helper.make_node("ReduceMax", ["H"], ["Y"], keepdims=1, axes=[0]),
+        ],
+        [onnx_models.tensor("X", "FP32", [1])],
+        [onnx_models.tensor("Y", "FP32", [1])],
+        [numpy_helper.from_array(np.arange(1 << 20, dtype=np.float32), "B")],
+    )
+    write_model(repository, "bytes", CONFIG + entry, {"1/model.onnx": large})
     flags = "--model-control-mode=on-demand", "--model-memory-budget=100MiB"
     found = []
     for more in ((), (f"--model-cache-directory={cache}",)):
@@ -266,5 +280,10 @@ def test_a_server_keeps_models(tmp_path: Path) -> None:
                 given.set_data_from_numpy(X)
                 found.append(http.infer("m", [given]).as_numpy("Y").tobytes())
                 http.unload_model("m")
+            one = httpclient.InferInput("X", [1], "FP32")
+            one.set_data_from_numpy(np.ones(1, np.float32))
+            for _ in range(2):
+                assert http.infer("bytes", [one]).as_numpy("Y")[0] == 1 << 20
+                http.unload_model("bytes")
     assert len(set(found)) == 1
     assert [one.suffix for one in entries(cache)] == [".ort"]

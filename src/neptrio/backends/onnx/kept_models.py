@@ -49,7 +49,12 @@ LARGEST_MODEL = 1 << 30  # bytes of its files; the format ends at 2 GiB
 SUM_BYTES = 4  # at the end of an entry
 PIECE_BYTES = 1 << 20
 STALE_SECONDS = 3600.0  # after which a session that writes an entry must have died
-SAVES = ("session.save_model_format", "session.load_model_format", "session.optimized_model")
+# entries with which nothing is kept: they say where models are written and read, or have sessions use the bytes that they were
+# made of later, too, which are gone then (rule 2)
+OWN_WAYS = (
+    *("session.save_model_format", "session.load_model_format", "session.optimized_model"),
+    "session.use_ort_model_bytes_for_initializers",
+)
 
 READS = (("session.load_model_format", "ORT"), ("session.use_ort_model_bytes_directly", "1"))
 WRITES = (("session.save_model_format", "ORT"), ("session.disable_prepacking", "1"))
@@ -57,7 +62,7 @@ WRITES = (("session.save_model_format", "ORT"), ("session.disable_prepacking", "
 
 def session(directory: Path, version: str, path: Path, options: Options) -> OnnxSession | None:
     """A session made of what is kept of a model, which is written first if need be. None where nothing can be."""
-    if options.libraries or any(key.startswith(SAVES) for key, _ in options.entries):
+    if options.libraries or any(key.startswith(OWN_WAYS) for key, _ in options.entries):
         return None  # operators of a library are no part of the format
     try:
         name = _name(path, options, version)
