@@ -19,7 +19,7 @@ from neptrio.repository.load_line import (
 )
 from neptrio.settings import Settings
 
-ONE, TWO = Places(1, 1), Places(2, 2)
+ONE, TWO = Places(1, 1, 1), Places(2, 2, 2)
 
 
 def entries(*names: str, dear: bool = False) -> list[Entry]:
@@ -57,7 +57,7 @@ def test_short_loads_leave_a_core_to_who_is_served() -> None:
     def rank(name: str) -> Rank:
         return NO_PRIORITY, 0
 
-    places = Places(2, 1)
+    places = Places(2, 1, 4)
     short, dear = entries("a", "b"), entries("c", dear=True)
     assert next_of(short, [], places, rank) is short[0]
     assert next_of(short[1:], short[:1], places, rank) is None
@@ -67,8 +67,23 @@ def test_short_loads_leave_a_core_to_who_is_served() -> None:
     assert next_of(short, dear, places, rank) is short[0]
 
 
+def test_loads_that_turned_out_to_take_long_hold_up_no_short_one_and_none_that_was_expected_to() -> None:
+    def rank(name: str) -> Rank:
+        return NO_PRIORITY, 0
+
+    places = Places(2, 1, 4)
+    short, dear, late = entries("a", "b"), entries("c", dear=True), entries("d", "e", "f", "g")
+    for entry in late:
+        entry.late = True
+    assert next_of(dear + short, late[:1], places, rank) is dear[0], "they do not count as expected ones"
+    assert next_of(dear + short, late[:2], places, rank) is short[0], "beyond the places, where none is short"
+    assert next_of(short, [*late[:2], *short[1:]], places, rank) is None
+    assert next_of(short, late, places, rank) is None, "there is an end"
+    assert next_of(short, late[:2], TWO, rank) is None, "the operator's number holds"
+
+
 def test_a_load_that_turns_out_to_take_long_holds_nobody_up() -> None:
-    line = LoadLine(Places(2, 1), lambda name: (NO_PRIORITY, 0))
+    line = LoadLine(Places(2, 1, 4), lambda name: (NO_PRIORITY, 0))
     begun: dict[str, float] = {}
     all_begun = trio.Event()
 
@@ -77,20 +92,23 @@ def test_a_load_that_turns_out_to_take_long_holds_nobody_up() -> None:
             begun[name] = trio.current_time() - start
             if name == "last":
                 all_begun.set()
-            elif name == "long":
+            elif name.startswith("long"):
                 await all_begun.wait()
 
     async def main() -> None:
         nonlocal start
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for name in ("long", "short", "last"):
+            for name in ("long", "longer", "short", "last"):
                 nursery.start_soon(load, name)
                 await trio.testing.wait_all_tasks_blocked()
 
     start = 0.0
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert begun["long"] == 0 and DEAR_SECONDS <= begun["short"] <= begun["last"] < 3 * DEAR_SECONDS
+    assert (
+        begun["long"] == 0
+        and DEAR_SECONDS <= begun["longer"] <= begun["short"] <= begun["last"] < 4 * DEAR_SECONDS
+    )
 
 
 def test_turns_are_given_up_and_who_leaves_the_line_takes_none() -> None:
@@ -155,14 +173,14 @@ def test_who_waits_for_something_else_has_no_place_meanwhile() -> None:
 @pytest.mark.parametrize(
     ("cores", "threads", "flag", "expected"),
     [
-        (1, 4, 0, Places(2, 1)),
-        (2, 4, 0, Places(2, 1)),
-        (3, 4, 0, Places(3, 2)),
-        (64, 4, 0, Places(4, 4)),
-        (64, 8, 0, Places(8, 8)),
-        (2, 1, 0, Places(1, 1)),
-        (2, 4, 9, Places(9, 9)),
-        (64, 4, 1, Places(1, 1)),
+        (1, 4, 0, Places(2, 1, 4)),
+        (2, 4, 0, Places(2, 1, 4)),
+        (3, 4, 0, Places(3, 2, 4)),
+        (64, 4, 0, Places(4, 4, 4)),
+        (64, 8, 0, Places(8, 8, 8)),
+        (2, 1, 0, Places(1, 1, 1)),
+        (2, 4, 9, Places(9, 9, 9)),
+        (64, 4, 1, Places(1, 1, 1)),
     ],
 )
 def test_loads_that_compute_do_not_take_all_cores_twice(

@@ -6,8 +6,8 @@ the most important request waits, or the one that waits longest.
 
 Rules:
  1. Who is next is decided when a place is free, not when a load comes: requests come and go meanwhile.
- 2. Loads that take long may not have all places, so that others do not wait behind them: neither those that are expected to,
-    nor one that has turned out to.
+ 2. Loads that take long may not have all places, so that others do not wait behind them: those that are expected to leave one,
+    and beside those that turn out to a short one begins, as long as there are threads.
  3. A load that waits for something else than a place, room in memory, has none meanwhile.
 """
 
@@ -35,10 +35,11 @@ class Entry:
     """A load in line, or under way."""
 
     name: str
-    dear: bool  # it takes long
+    dear: bool  # it is expected to take long
     came_ns: int
     turn: trio.Event = field(default_factory=trio.Event)
     began: float = 0.0  # of trio's clock
+    late: bool = False  # it was not expected to take long, and does
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,17 @@ class Places:
 
     every: int
     short: int  # of these, loads that do not take long
+    most: int  # a short one may begin beside so many that take long, where no other is short
 
 
 def places(settings: Settings) -> Places:
     """How many loads run at once. Loads compute, so that more than there are cores delay each other and the requests to models
-    that are loaded; but a long one alone must not hold up all others."""
-    if settings.loads_at_once:
-        return Places(settings.loads_at_once, settings.loads_at_once)
-    most, cores = settings.model_load_thread_count, usable_cores()
-    return Places(min(most, max(cores, 2)), min(most, max(cores - 1, 1)))
+    that are loaded; but long ones must not hold up all others, nor must loads that wait for other models."""
+    flag, most, cores = settings.loads_at_once, settings.model_load_thread_count, usable_cores()
+    if flag:
+        return Places(flag, flag, flag)
+    every = min(most, max(cores, 2))
+    return Places(every, min(most, max(cores - 1, 1)), max(most, every))
 
 
 def next_of(
@@ -63,10 +66,12 @@ def next_of(
 ) -> Entry | None:
     """Who begins now; None: nobody may."""
     under_way = list(running)
-    dear_ones = sum(entry.dear for entry in under_way)
-    dear_may = places.every == 1 or dear_ones < places.every - 1
-    short_may = len(under_way) - dear_ones < places.short
-    if len(under_way) >= places.every or not (dear_may or short_may):
+    dear = sum(entry.dear for entry in under_way)
+    short = sum(not entry.dear and not entry.late for entry in under_way)
+    full = len(under_way) >= places.every
+    dear_may = not full and (places.every == 1 or dear < places.every - 1)
+    short_may = short < places.short and (not full or (not short and len(under_way) < places.most))
+    if not (dear_may or short_may):
         return None
     may = [entry for entry in waiting if (dear_may if entry.dear else short_may)]
     return min(may, key=lambda entry: (rank(entry.name), entry.came_ns), default=None)
@@ -117,9 +122,9 @@ class LoadLine:
     def _advance(self) -> None:
         now = trio.current_time()
         for running in self._running:
-            running.dear = running.dear or now - running.began > DEAR_SECONDS
+            running.late = running.late or (not running.dear and now - running.began >= DEAR_SECONDS)
         while (entry := next_of(self._waiting, self._running, self._places, self._rank)) is not None:
             self._waiting.remove(entry)
             self._running.append(entry)
-            entry.began = now
+            entry.began, entry.late = now, False
             entry.turn.set()
