@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.repository.budget import PATIENCE_SECONDS
+from neptrio.repository.room_line import PATIENCE_SECONDS
 from tests.support.http import Http1
 from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model

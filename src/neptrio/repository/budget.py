@@ -35,6 +35,7 @@ from neptrio.repository.expected_size import device_need, files_of, need
 from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import HOST, Hold, Holder, budget_text, size_text
 from neptrio.repository.remembered_sizes import Remembered
+from neptrio.repository.room_line import FIRST, RETRY_SECONDS, RoomLine, Sizes, Waiter
 from neptrio.repository.waiting import NoRoom
 from neptrio.settings import Settings
 
@@ -47,15 +48,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.repository")
 
-Sizes = dict[int, int]  # place (putting_away.HOST, or a GPU) -> bytes
-
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
 KEPT_SECONDS = 10.0  # between writings of what models hold
-PATIENCE_SECONDS = 0.5  # that a load waits for room while later ones take what comes free
 LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
 KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
-RETRY_SECONDS = 0.02  # between looks for room, while a load waits for it
+MODEL_SECONDS = 200e-6  # between looks for room, for each model that is looked at (20 us)
+SEEN_SECONDS = 1.0  # for which what a look has found may be told
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,10 @@ class Budget:
         self._withdrawal = withdrawal
         self.limits = settings.memory_budgets  # place -> bytes; {}: no budget
         self._reserved: dict[Operation, Sizes] = {}
-        self._promised: dict[Operation, Sizes] = {}  # those that have waited longest come first
+        self._line = RoomLine()
+        self._looking = False  # for room
+        self._next_look = 0.0  # of trio's clock
+        self._seen: tuple[float, list[Holder]] = (0.0, [])  # the holders of the last look, and when that was
         self.remembered = Remembered(catalog.repositories.sizes_file(settings))
         self._uses: dict[str, _Use] = {}
         self._beside = 0  # the least that this process was seen to hold beside its models
@@ -89,18 +91,27 @@ class Budget:
     def holders(self) -> list[Holder]:
         """The models that hold memory, and what keeps them."""
         now_ms = _now_ms()
-        found = []
-        for record in self._catalog.records.values():
-            serving = list(record.serving.values())
-            if serving:
-                found.append(self._holder(record, serving, now_ms))
-            leaving = _held_by(retirement.model for retirement in record.retiring)
-            if any(leaving.values()):
-                found.append(_holder_of(leaving, record.name, now_ms, Hold.LEAVING))
-        for operation, sizes in self._reserved.items():
-            hold = Hold.GIVEN_UP if operation.done.is_set() else Hold.LOADING
-            found.append(_holder_of(sizes, operation.record.name, now_ms, hold))
-        return found
+        found = [one for record in self._catalog.records.values() for one in self._holders_of(record, now_ms)]
+        return found + self._reserved_holders(now_ms)
+
+    def _holders_of(self, record: Record, now_ms: int) -> Iterator[Holder]:
+        serving = list(record.serving.values())
+        if serving:
+            yield self._holder(record, serving, now_ms)
+        leaving = _held_by(retirement.model for retirement in record.retiring)
+        if any(leaving.values()):
+            yield _holder_of(leaving, record.name, now_ms, Hold.LEAVING)
+
+    def _reserved_holders(self, now_ms: int) -> list[Holder]:
+        return [
+            _holder_of(
+                sizes,
+                operation.record.name,
+                now_ms,
+                Hold.GIVEN_UP if operation.done.is_set() else Hold.LOADING,
+            )
+            for operation, sizes in self._reserved.items()
+        ]
 
     def _held(self) -> tuple[Sizes, Sizes]:
         """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost."""
@@ -180,7 +191,7 @@ class Budget:
         if not self.limits:
             return
         known = self.remembered.of(name, found.digest)
-        needs: Sizes = {}
+        needs: dict[int, int] = {}
         for place, limit in self.limits.items():
             if place == HOST:
                 held = 0 if known is None else known.held
@@ -196,7 +207,7 @@ class Budget:
                     f"model '{shown(name)}' takes about {size_text(size)}{what}, more than {budget_text(place, limit)}"
                 )
             needs[place] = size
-        if not self._missing(operation, needs, self._held()[0]):
+        if not self._missing(None, needs, self._held()[0]):
             self._reserved[operation] = needs
             return
         async with aside():
@@ -206,37 +217,29 @@ class Budget:
         """How many bytes of a place are missing for a load."""
         return held.get(place, 0) + needs[place] - self.limits[place]
 
-    def _missing(self, operation: Operation, needs: Sizes, held: Sizes) -> list[int]:
+    def _missing(self, waiter: Waiter | None, needs: Sizes, held: Sizes) -> list[int]:
         """The places in which there is no room for a load yet."""
-        before = self._promised_before(operation)
+        before = self._line.promised_before(waiter)
         return [p for p in self.limits if self._short(p, needs, held) + before.get(p, 0) > 0]
 
     async def _room(self, operation: Operation, needs: Sizes) -> None:
         """Waits until there is room, and reserves it. Raises NoRoom."""
-        name, began = operation.record.name, trio.current_time()
-        where = HOST
-        try:
+        name, where = operation.record.name, HOST
+        operation.tell("waiting for room")
+        with self._line.waiting(name, needs, operation.tell) as waiter:
             with trio.move_on_after(self._settings.load_wait_secs):
-                while True:
-                    missing = self._missing(operation, needs, self._held()[0])
-                    if not missing:
-                        self._reserved[operation] = needs
-                        return
-                    holders = self.holders()
-                    hopeless = [place for place in missing if not self._hopeful(name, place, needs, holders)]
-                    where = (hopeless or missing)[0]
-                    if hopeless:
-                        break
-                    if trio.current_time() - began >= PATIENCE_SECONDS:
-                        self._promised[operation] = needs
-                    held_by = putting_away.who_holds(holder.at(where) for holder in holders)
-                    operation.tell(f"waiting for room, held by {held_by}")
-                    if not any(self._promised_before(operation).values()):  # else it is their turn
-                        self._make_way(name, missing, needs, holders)
-                    await trio.sleep(RETRY_SECONDS)
-        finally:
-            self._promised.pop(operation, None)
-        holders, together = [holder.at(where) for holder in self.holders()], self._together(name)
+                while missing := self._missing(waiter, needs, self._held()[0]):
+                    where = missing[0]
+                    if waiter in self._line.first:
+                        await self._look_for_room()
+                        if waiter.hopeless is not None:
+                            where = waiter.hopeless
+                            break
+                    await self._line.pause(waiter)
+                else:
+                    self._reserved[operation] = needs
+                    return
+        holders, together = [holder.at(where) for holder in self._seen_lately()], self._together(name)
         ensemble = next((together[holder.name] for holder in holders if holder.name in together), "")
         beside = f" beside other steps of '{shown(ensemble)}', which waits for it" if ensemble else ""
         raise NoRoom(
@@ -244,27 +247,79 @@ class Budget:
             f"{budget_text(where, self.limits[where])} is held by {putting_away.who_holds(holders)}"
         )
 
-    def _hopeful(self, name: str, place: int, needs: Sizes, holders: list[Holder]) -> bool:
+    async def _look_for_room(self) -> None:
+        """Puts away what the first in line need, unless that leaves already, and says which of them wait in vain."""
+        if self._looking or trio.current_time() < self._next_look or self._leaves(len(self._line.first)):
+            return
+        self._looking = True
+        try:
+            holders = await self._holders_in_slices()
+            held, leaving = self._held()
+            told = f"waiting for room, held by {putting_away.who_holds(holders)}"
+            for waiter in self._line.first[:FIRST]:
+                waiter.tell(told)
+                places = self._missing(waiter, waiter.needs, held)
+                vain = (p for p in places if not self._hopeful(waiter.name, p, waiter.needs, held, holders))
+                waiter.hopeless = next(vain, None)
+            for place in self.limits:
+                self._make_way(place, held, leaving, [holder.at(place) for holder in holders])
+            self._next_look = trio.current_time() + max(RETRY_SECONDS, MODEL_SECONDS * len(holders))
+            self._line.loaded(len(holders))
+            self._line.wake()
+        finally:
+            self._looking = False
+
+    def _leaves(self, count: int) -> bool:
+        """Whether what leaves makes room for the first so many in line."""
+        held, leaving = self._held()
+        needs = self._line.needed(count)
+        return all(
+            held.get(place, 0) + needs.get(place, 0) - leaving.get(place, 0) <= limit
+            for place, limit in self.limits.items()
+        )
+
+    async def _holders_in_slices(self) -> list[Holder]:
+        """holders(), between whose rows others were served: what is put away has to be looked at once more."""
+        found: list[Holder] = []
+        slices = Slices()
+        for record in list(self._catalog.records.values()):
+            found += self._holders_of(record, _now_ms())
+            await slices.rest()
+        self._seen = (trio.current_time(), found + self._reserved_holders(_now_ms()))
+        return self._seen[1]
+
+    def _seen_lately(self) -> list[Holder]:
+        """Those of the last look, or of now."""
+        when, found = self._seen
+        return found if found and trio.current_time() - when < SEEN_SECONDS else self.holders()
+
+    def _hopeful(self, name: str, place: int, needs: Sizes, held: Sizes, holders: list[Holder]) -> bool:
         """Whether waiting for room in a place has a point."""
         # what serves under this name stays until this load has replaced it
         others = [one.at(place) for one in holders if one.name != name or one.hold is Hold.LEAVING]
-        return putting_away.hopeful(
-            others, self._short(place, needs, self._held()[0]), self._together(name).keys()
-        )
+        return putting_away.hopeful(others, self._short(place, needs, held), self._together(name).keys())
 
-    def _make_way(self, name: str, missing: list[int], needs: Sizes, holders: list[Holder]) -> None:
-        """Puts models away for a load."""
-        gone: set[str] = set()
-        held, _ = self._held()
-        for place in missing:
-            here = [holder.at(place) for holder in holders]
-            leaving = sum(
-                holder.size for holder in here if holder.hold is Hold.LEAVING or holder.name in gone
-            )
-            left = [holder for holder in _without_leaving(here) if holder.name not in gone]
-            for victim in putting_away.choose(left, self._short(place, needs, held) - leaving):
-                gone.add(victim.name)
-                self.put_away(victim.name, f"room for '{name}'")
+    def _make_way(self, place: int, held: Sizes, leaving: Sizes, holders: list[Holder]) -> None:
+        """Puts models away for as many of the first in line as can have room."""
+        first = [waiter for waiter in self._line.first if waiter.hopeless is None]
+        may = _without_leaving(holders)
+        count = len(first)
+        while count:
+            needs = sum(waiter.needs.get(place, 0) for waiter in first[:count])
+            short = held.get(place, 0) + needs - leaving.get(place, 0) - self.limits[place]
+            victims = putting_away.choose(may, short)
+            for victim in victims:
+                if self._may_go(victim.name):
+                    self.put_away(victim.name, f"room for '{first[0].name}'")
+            if victims:
+                return
+            count //= 2
+
+    def _may_go(self, name: str) -> bool:
+        """Whether nobody has asked for a model, or put it away, since it was chosen."""
+        record = self._catalog.records.get(name)
+        serving = list(record.serving.values()) if record is not None else []
+        return record is not None and bool(serving) and self._hold(record, serving, _now_ms()) is None
 
     def _together(self, name: str) -> dict[str, str]:
         """Models that stay because an ensemble waits for this one, which it needs with them, and that ensemble."""
@@ -280,15 +335,6 @@ class Budget:
                         todo += records[child].children if child in records else ()
         return found
 
-    def _promised_before(self, operation: Operation) -> Sizes:
-        """What loads will take that have waited for room so long that what comes free is theirs first."""
-        found: Counter[int] = Counter()
-        for other, sizes in self._promised.items():
-            if other is operation:
-                break
-            found.update(sizes)
-        return found
-
     def settle(self, operation: Operation) -> None:
         """A load for which there was room has ended: what it has made is measured from now on. Where that was not needed, it
         holds its memory until it has stopped."""
@@ -297,6 +343,11 @@ class Budget:
         if self._reserved.pop(operation, None) is not None:
             self._remember(operation.record)
             self._shrink()  # it may have turned out larger
+            self.freed()
+
+    def freed(self) -> None:
+        """Memory may have come free."""
+        self._line.wake()
 
     def _remember(self, record: Record) -> None:
         """Notes what a model holds."""

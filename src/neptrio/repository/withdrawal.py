@@ -129,6 +129,8 @@ class Withdrawal:
             if row is not None:
                 row.apply(Event.RETIRED)
         retirement.done.set()
+        if self._catalog.budget is not None:
+            self._catalog.budget.freed()
         self._once_more = True
         self._with_cycles |= retirement.model.backend.runs_code_here
         if not self._giving_back and self._catalog.nursery is not None:
