@@ -103,7 +103,11 @@ class Budget:
             yield _holder_of(leaving, record.name, now_ms, Hold.LEAVING)
 
     def _reserved_holders(self, now_ms: int) -> list[Holder]:
-        return [
+        """What loads under way will hold, and what the allocator has not given back yet of models that have ended."""
+        returning = [
+            _holder_of({HOST: size}, name, now_ms, Hold.LEAVING) for name, size in self._withdrawal.returning
+        ]
+        return returning + [
             _holder_of(
                 sizes,
                 operation.record.name,
@@ -126,6 +130,7 @@ class Budget:
                         found.update(row.model.device_bytes)
             if record.retiring:
                 leaving.update(_held_by(retirement.model for retirement in record.retiring))
+        leaving[HOST] += sum(size for _, size in self._withdrawal.returning)
         found[HOST] += host
         for sizes in (leaving, *self._reserved.values()):
             found.update(sizes)

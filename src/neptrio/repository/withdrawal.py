@@ -35,6 +35,9 @@ class Withdrawal:
         self._catalog = catalog
         self._probe = probe
         self._releases: list[Release] = []  # whose models are gone, but for what the allocator keeps of them
+        self.returning: list[
+            tuple[str, int]
+        ] = []  # of these: the model, and how many bytes it held of this process
         self.folders: set[Folder] = set()  # temporary folders of file overrides
         self.give_back: Callable[[bool], None] = memory.give_back
         self._giving_back = self._once_more = self._with_cycles = False
@@ -123,18 +126,22 @@ class Withdrawal:
                 self._releases.append(release)
         retirement.drained.set()
         record.retiring.remove(retirement)
+        self.returning.append((record.name, retirement.model.cpu_bytes))
         record.keep(retirement)
         if not any(other.version == retirement.version for other in record.retiring):
             row = record.rows.get(retirement.version)
             if row is not None:
                 row.apply(Event.RETIRED)
         retirement.done.set()
-        if self._catalog.budget is not None:
-            self._catalog.budget.freed()
+        self._freed()
         self._once_more = True
         self._with_cycles |= retirement.model.backend.runs_code_here
         if not self._giving_back and self._catalog.nursery is not None:
             self._catalog.nursery.start_soon(self._give_back)
+
+    def _freed(self) -> None:
+        if self._catalog.budget is not None:
+            self._catalog.budget.freed()
 
     async def _give_back(self) -> None:
         """Gives memory of unloaded models back to the system, once for all that retire at the same time."""
@@ -145,9 +152,12 @@ class Withdrawal:
             while self._once_more:
                 with_cycles, self._once_more, self._with_cycles = self._with_cycles, False, False
                 releases, self._releases = self._releases, []
+                freed = len(self.returning)
                 with suppress(threads.NoThread):  # it is given back after the next unload
                     await threads.run(self.give_back, with_cycles, abandon_on_cancel=True)
                 self._probe.released(releases)
+                del self.returning[:freed]
+                self._freed()
         finally:
             self._giving_back = False
 
