@@ -238,6 +238,21 @@ def test_a_load_that_was_given_up_counts_until_its_thread_has_ended(tmp_path: Pa
         until(lambda: held_bytes(running)[0] < 20 * MIB)
 
 
+def test_a_burst_for_five_times_the_models_that_fit_is_answered(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(100)]
+    for name in names:
+        model(tmp_path, name, 1, "")
+    with server(tmp_path, "--model-memory-budget=20MiB") as running:
+        with ThreadPoolExecutor(len(names)) as pool:
+            for done in [pool.submit(own_infer, running, name) for name in names]:
+                done.result()
+        with httpclient.InferenceServerClient(running.http) as client:
+            found = list(states(client).values())
+        assert 0 < found.count("READY") <= 20
+        held, budget = held_bytes(running)
+        assert held <= budget == 20 * MIB
+
+
 def own_load(running: ServerProcess, name: str) -> None:
     with httpclient.InferenceServerClient(running.http) as client:
         client.load_model(name)
