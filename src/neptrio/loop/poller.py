@@ -194,8 +194,8 @@ class Poller(trio.abc.Instrument):
 
         Each system call of such a thread gives the interpreter's lock away. A loop that has something to do at every
         moment lets go of it too briefly for the thread to wake up, so the thread would wait half a millisecond
-        after each. Therefore the loop naps before each pass for which it has not waited, but not for long: the thread may
-        compute as well.
+        after each. Therefore the loop naps before it takes what its sockets had ready at once, but not for long: the thread may
+        compute as well. What tasks have to do is not held up: most of it is the load's own.
         """
         self._helped += 1
         self._give_way_until = monotonic_ns() + GIVE_WAY_NS

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -238,6 +239,10 @@ class Model(ServedModel):
         errors: list[BaseException] = []
         limit = self.backend.time_limit(self.context)
         with trio.move_on_after(math.inf if limit is None else limit) as scope:
+            with suppress(
+                threads.NoThread
+            ):  # what has no thread yet tries once more, and says why it cannot have one
+                await threads.run(_begin_threads, instances, limiter=trio.CapacityLimiter(1))
             async with trio.open_nursery() as nursery:
                 for instance in instances:
                     nursery.start_soon(self._start_instance, instance, errors)
@@ -280,12 +285,7 @@ class Model(ServedModel):
         self._loop.loop_pass.soon()
 
     async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
-        error: BaseException | None
-        try:
-            await threads.run(instance.begin_thread, limiter=trio.CapacityLimiter(1))
-            error = await _called(instance.start)
-        except threads.NoThread as refused:
-            error = refused
+        error = await _called(instance.start)
         if error is not None:
             if isinstance(error, TritonError):
                 errors.append(error)
@@ -396,6 +396,12 @@ def too_long(what: str, context: LoadContext, limit: float | None) -> TooLong:
         "(INITIALIZE_TIMEOUT_SECONDS); its thread is left behind. With the parameter isolation 'process' a model "
         "that hangs can be ended"
     )
+
+
+def _begin_threads(instances: list[Instance]) -> None:
+    """One after the other, aside: of each it is waited for. Raises NoThread."""
+    for instance in instances:
+        instance.begin_thread()
 
 
 async def _called(start: Any) -> BaseException | None:
