@@ -21,6 +21,8 @@ import tritonclient.http as httpclient
 
 from neptrio.errors import Unavailable
 from neptrio.repository.cloud import CloudRepository
+from neptrio.repository.repositories import Repositories
+from neptrio.settings import Settings
 from tests.repository.test_check import check
 from tests.support import onnx_models
 from tests.support.control import infer, load, refused, rows
@@ -143,6 +145,28 @@ def test_hostile_names_and_unreachable_storage(memory: str, tmp_path: Path) -> N
     assert "nosuchscheme" in gone.problem and "secret" not in gone.problem
     assert gone.model_dirs() == {}
     gone.close()
+
+
+def test_one_model_is_found_without_a_listing_of_all(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every model is looked for by its name at the start, so a listing for each would be made thousands of times."""
+    store(memory, {f"{name}/config.pbtxt": "" for name in ("b", "both", ".hidden")})
+    store(f"{memory}2", {f"{name}/config.pbtxt": "" for name in ("both", "c")})
+    write_model(tmp_path / "local", "both", identity_config())
+    places = (tmp_path / "local", memory, f"{memory}2")
+    repositories = Repositories(Settings(model_repository=places, model_repository_cache=tmp_path / "cache"))
+    repositories.refresh()
+    listed = repositories.model_dirs()
+    assert {name: len(folders) for name, folders in listed.items()} == {"b": 1, "both": 3, "c": 1}
+    asked: list[str] = []
+    monkeypatch.setattr(CloudRepository, "model_dirs", lambda cloud: asked.append(cloud.url) or {})
+    for name in (*listed, ".hidden", "", "..", "nope"):
+        assert repositories.folders(name) == listed.get(name, []), name
+    assert repositories.folders("both", "models2") == listed["both"][2:]
+    assert list(repositories.names().items()) == [("b", 1), ("both", 3), ("c", 1)]
+    assert not asked
+    repositories.close()
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class CloudRepository:
         self._url = url
         self._cache = cache
         self._own = cache is None
-        self._names: tuple[str, ...] = ()
+        self._names: dict[str, None] = {}  # in their order; replaced as a whole, since other threads read it
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._folder: Path | None = None
@@ -158,12 +158,22 @@ class CloudRepository:
         names = {_leaf(entry["name"]) for entry in found if entry["type"] == "directory"}
         if is_model:
             names = {self._single}
-        self._names = tuple(sorted(name for name in names if name and not name.startswith(".")))
+        self._names = dict.fromkeys(sorted(name for name in names if name and not name.startswith(".")))
         self.problem = ""
 
+    @property
+    def names(self) -> Collection[str]:
+        """The models of the last listing, sorted."""
+        return self._names.keys()
+
+    def model_dir(self, name: str) -> Path | None:
+        """The local folder of one model, which exists once localise() was called for it; None for one that is not listed."""
+        return self.folder / name if name in self._names else None
+
     def model_dirs(self) -> dict[str, Path]:
-        """Model name -> its local folder, which exists once localise() was called for it."""
-        return {name: self.folder / name for name in self._names}
+        """Model name -> model_dir() of it."""
+        folder = self.folder
+        return {name: folder / name for name in self._names}
 
     def _list(self, name: str) -> tuple[dict[str, _Remote], tuple[str, ...]]:
         """(relative path -> file, relative paths of folders) of a model."""

@@ -85,8 +85,8 @@ class Repositories:
         """The folders of one name, over all repositories or those called `repository`: model_dirs() of it, without a
         listing of all the others. Raises NotFound."""
         local, clouds = self.select(repository)
-        found = scan.folders_of(name, local)
-        return [*found, *(cloud.model_dirs()[name] for cloud in clouds if name in cloud.model_dirs())]
+        in_clouds = (cloud.model_dir(name) for cloud in clouds)
+        return [*scan.folders_of(name, local), *(folder for folder in in_clouds if folder is not None)]
 
     def names(self, repository: str = "") -> dict[str, int]:
         """Model name -> how many repositories, or how many of those called `repository`, have a folder of that name, sorted
@@ -95,7 +95,7 @@ class Repositories:
         found = {name: len(places) for name, places in scan.model_places(local).items()}
         if clouds:
             for cloud in clouds:
-                for name in cloud.model_dirs():
+                for name in cloud.names:
                     found[name] = found.get(name, 0) + 1
             found = dict(sorted(found.items()))
         return found
