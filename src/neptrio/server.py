@@ -155,8 +155,7 @@ class Server:
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),
         )
-        if self.repository.demand_view is not None:
-            self.metrics.demand = self.repository.demand_view.families
+        self.metrics.demand = self.repository.demand_view
         self.failed_start = ""  # what there is to say of a start that ended because models failed to load
         self.device_failed = False  # it ends because a GPU cannot be used any more
         self.timed_out = False  # the exit timeout has expired before everything had ended

@@ -6,7 +6,7 @@ nothing is collected for it while requests pass. Metrics that Triton does not ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from neptrio.loop.loop_lag import BOUNDS_NS as LAG_BOUNDS_NS
@@ -14,6 +14,7 @@ from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.slices import Slices
 from neptrio.observe import front_ends
 from neptrio.observe.custom_metrics import CustomMetrics
+from neptrio.observe.demand_families import DemandFamilies, DemandRow
 from neptrio.observe.exposition import Family, pairs
 from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.machine import HostSample
@@ -72,6 +73,16 @@ class Counted(Protocol):
     def custom_metrics(self) -> CustomMetrics: ...
 
 
+class Demand(Protocol):
+    """Models that are loaded on demand (repository.demand_view)."""
+
+    def rows(self) -> Iterator[DemandRow]: ...
+
+    def states(self) -> Mapping[str, int]: ...
+
+    def memory(self) -> Iterable[tuple[int, int, int]]: ...
+
+
 class Metrics:
     """Makes the document. `models` returns the ready model versions, which may come and go while they are iterated over;
     `host` is the last sample of the machine."""
@@ -91,7 +102,7 @@ class Metrics:
         self._detail = detail
         self.host = HostSample()
         self.front_ends: Callable[[], list[FrontEndRow]] = list  # the rows of --frontends
-        self.demand: Callable[[], list[Family]] = list  # of models that are loaded on demand
+        self.demand: Demand | None = None  # models that are loaded on demand, where there may be any
 
     async def document(self) -> list[bytes]:
         """The document in parts, UTF-8.
@@ -101,15 +112,10 @@ class Metrics:
         """
         of_models = ModelFamilies(self._config, self._detail, self._verbs.cache is not None)
         slices = Slices()
-        for model in self._models():
-            of_models.add(model)
-            if slices.used_up:
-                for family in of_models.families:
-                    family.pack()
-                await slices.pause()
+        await _fill(of_models, self._models(), slices)
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
-            families += self.demand()
+            families += await self._on_demand(slices)
             families += [*self._pools(), *self._traces(), self._loop_lag()]
             families += front_ends.families(self.front_ends(), self._detail is Detail.FULL)
         families += self._verbs.custom_metrics.collect()
@@ -118,6 +124,14 @@ class Metrics:
             parts += family.render()
             await slices.rest()
         return parts
+
+    async def _on_demand(self, slices: Slices) -> list[Family]:
+        if self.demand is None:
+            return []
+        of_demand = DemandFamilies()
+        await _fill(of_demand, self.demand.rows(), slices)
+        of_demand.count(self.demand.states(), self.demand.memory())
+        return of_demand.families
 
     def _loop_lag(self) -> Family:
         family = Family(
@@ -235,3 +249,13 @@ class Metrics:
             for family, value in zip((reserved, used), values, strict=True):
                 family.sample(pairs([("gpu_uuid", uuid)]), value)
         return [reserved, used]
+
+
+async def _fill(made: ModelFamilies | DemandFamilies, rows: Iterable[Any], slices: Slices) -> None:
+    """Adds the rows one by one, with rests in between."""
+    for row in rows:
+        made.add(row)
+        if slices.used_up:
+            for family in made.families:
+                family.pack()
+            await slices.pause()

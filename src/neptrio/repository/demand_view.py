@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from neptrio.observe import demand_families
 from neptrio.observe.demand_families import DemandRow
-from neptrio.observe.exposition import Family
 from neptrio.repository.putting_away import HOST
 
 if TYPE_CHECKING:
@@ -59,17 +57,15 @@ class DemandView:
     def totals(self) -> dict[str, Any]:
         """How many models are in each state, and the host's memory: `held_bytes` and `budget_bytes`, which are 0 without a
         budget."""
-        held, limit = next(((held, limit) for place, held, limit in self._memory() if place == HOST), (0, 0))
-        return {"states": self._states(), "held_bytes": held, "budget_bytes": limit}
+        held, limit = next(((held, limit) for place, held, limit in self.memory() if place == HOST), (0, 0))
+        return {"states": self.states(), "held_bytes": held, "budget_bytes": limit}
 
-    def families(self) -> list[Family]:
-        """The metrics."""
-        return demand_families.families(self.rows(), self._states(), self._memory())
-
-    def _states(self) -> dict[str, int]:
+    def states(self) -> dict[str, int]:
+        """How many models are in each state."""
         states = Counter(known.standing.state.value for known in self._demand.known.values())
         return dict(sorted(states.items()))
 
-    def _memory(self) -> list[tuple[int, int, int]]:
+    def memory(self) -> list[tuple[int, int, int]]:
+        """(GPU, or -1 for the host, bytes that models hold there, budget), nothing without a budget."""
         budget = self._catalog.budget
         return [] if budget is None else budget.rows()
