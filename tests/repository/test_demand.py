@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,8 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.repository.demand import Demand, Known, Listing, Signature
-from neptrio.repository.demand_states import Act, Event
+from neptrio.repository.demand_states import TABLE, Act, Event, State
+from neptrio.repository.demand_view import DemandView
 from neptrio.repository.model_names import Names
 from neptrio.settings import Settings
 
@@ -87,3 +90,43 @@ def test_a_folder_that_is_replaced_is_not_gone() -> None:
     assert demand.known == {"m": known}
     trio.run(demand.look)
     assert demand.known == {}
+
+
+def test_how_many_models_stand_where_is_known_at_any_time() -> None:
+    """Of thousands of models they are not counted when somebody asks."""
+    repositories = Repositories()
+    repositories.names = tuple("abcdefgh")
+    catalog: Any = SimpleNamespace(
+        repositories=repositories, records={}, latest={}, names=Names(lambda name: None), readiness=Told()
+    )
+    settings = Settings(model_repository=(), model_control_mode="on-demand")
+    loop: Any = SimpleNamespace(timers=None, loop_pass=None)
+    demand = Listed(settings, catalog, loop, lambda *_, **__: None)
+    view = DemandView(catalog, demand)
+    chance = random.Random(1)
+    seen: set[str] = set()
+
+    def look() -> None:
+        anew = Counter(known.standing.state.value for known in demand.known.values())
+        assert view.states() == dict(sorted(anew.items()))
+        seen.update(anew)
+
+    for _ in range(300):
+        if chance.random() < 0.1:
+            repositories.names = tuple(chance.sample("abcdefgh", chance.randrange(9)))
+            trio.run(demand.look)
+            look()
+        for known in demand.known.values():
+            event = chance.choice(list(Event))
+            if (known.standing.state, event) in TABLE:
+                known.standing.apply(event, 0)
+                look()
+    assert seen == {state.value for state in State}
+    repositories.names = ()
+    for known in demand.known.values():
+        if known.standing.state in (State.LOADING, State.READY):
+            known.standing.apply(Event.OUTDATE, 0)
+            known.standing.apply(Event.WITHDRAW, 0)
+    trio.run(demand.look)
+    trio.run(demand.look)
+    assert view.states() == {}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,7 @@ class Demand:
         self._submit: Callable[[InferRequest], None] = _nobody
         self._counters = ModelCounters()
         self.known: dict[str, Known] = {}
+        self.states: Counter[State] = Counter()  # how many of them are in each state
 
     def serve(self, admission: Admission) -> None:
         """From now on requests come here that find no model."""
@@ -162,6 +164,7 @@ class Demand:
             one, gone = self.known[name], name not in names
             if gone and one.missing and one.standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
+                one.standing.leave()
                 self._catalog.readiness.notify(name)
                 self._catalog.names.forget(name)  # also where rows of it are still shown
             elif one.missing and not gone:
@@ -198,6 +201,7 @@ class Demand:
     def add(self, name: str, signature: Signature | None, residence: Residence) -> Known:
         """There is such a model from now on."""
         known = self.known[name] = Known(name, signature, residence)
+        known.standing.count(self.states)
         if signature is not None:
             self._catalog.names.tell(name, signature.labels, signature.aliases)
         record = self._catalog.records.get(name)

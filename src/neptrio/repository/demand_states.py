@@ -13,8 +13,9 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 FIRST_BACKOFF_NS = 1_000_000_000
@@ -101,10 +102,25 @@ class Standing:
     failures: int = 0  # in a row
     retry_ns: int = 0  # when a load may be tried again
     why: str = ""  # its last load has failed, or it was put away
+    # how many models are in each state: those that count() was told of
+    counted: Counter[State] = field(default_factory=Counter, repr=False, compare=False)
+
+    def count(self, counted: Counter[State]) -> None:
+        """Counts the model from now on among those of `counted`: there may be thousands, which nobody wants to look at to
+        tell how many stand where."""
+        self.counted = counted
+        counted[self.state] += 1
+
+    def leave(self) -> None:
+        """There is no such model any more."""
+        self.counted[self.state] -= 1
+        self.counted = Counter()
 
     def apply(self, event: Event, now_ns: int, why: str = "") -> None:
         """Changes the state by the table."""
         before, self.state = self.state, TABLE[self.state, event]
+        self.counted[before] -= 1
+        self.counted[self.state] += 1
         if event is Event.LOADED:
             self.failures, self.retry_ns, self.why = 0, 0, ""
         elif self.state is State.FAILED and event is Event.FAIL:

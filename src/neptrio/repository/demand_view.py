@@ -5,7 +5,6 @@ There may be thousands, of which few were ever asked for; only those have rows, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +61,7 @@ class DemandView:
 
     def states(self) -> dict[str, int]:
         """How many models are in each state."""
-        states = Counter(known.standing.state.value for known in self._demand.known.values())
-        return dict(sorted(states.items()))
+        return dict(sorted((state.value, count) for state, count in self._demand.states.items() if count))
 
     def memory(self) -> list[tuple[int, int, int]]:
         """(GPU, or -1 for the host, bytes that models hold there, budget), nothing without a budget."""
