@@ -264,7 +264,7 @@ class Catalog:
     def each_ready(self, names: Iterable[str] | None = None) -> Iterator[Model]:
         """The ready versions of these models, or of all in the order of their names. Each is looked for when it is asked
         for: models may come and go in between."""
-        for name in sorted(self.records) if names is None else names:
+        for name in sorted(self.latest) if names is None else names:
             for _, row in sorted(self._rows(name).items()):
                 if row.model is not None and row.model.ready:
                     yield row.model
@@ -318,8 +318,8 @@ class Catalog:
         """The rows of index(), each made when it is asked for."""
         if names is None:
             names = {} if self.unopened else self.repositories.names(repository)
-        for name, folders in names.items():
-            record, rows = self._with_folders(name, folders, repository)
+        for name in self._shown(names, ready):
+            record, rows = self._with_folders(name, names[name], repository)
             for entry in rows if record is None else record.index(timings):
                 if not ready or entry.get("state") == "READY":
                     yield entry
@@ -333,8 +333,8 @@ class Catalog:
         repository: str = "",
     ) -> Iterator[bytes]:
         """`text(row)` of each row of index() without timings; `form` names what `text` makes (Record.index_texts)."""
-        for name, folders in names.items():
-            record, rows = self._with_folders(name, folders, repository)
+        for name in self._shown(names, ready):
+            record, rows = self._with_folders(name, names[name], repository)
             if record is None:
                 if not ready:
                     yield from map(text, rows)
@@ -342,6 +342,11 @@ class Catalog:
             for state, made in record.index_texts(form, text):
                 if not ready or state == "READY":
                     yield made
+
+    def _shown(self, names: Mapping[str, int], ready: bool) -> Iterable[str]:
+        """The names that may have rows of the index. Of those that wait to be loaded, which may be thousands, none is ready:
+        whoever cuts the index into slices can rest at rows only, not where one after the other is left out."""
+        return [name for name in names if name in self.latest] if ready else names
 
     def _with_folders(
         self, name: str, folders: int, repository: str

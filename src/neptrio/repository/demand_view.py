@@ -31,9 +31,12 @@ class DemandView:
     def rows(self, name: str = "") -> Iterator[DemandRow]:
         """The models that were asked for, by name, or the one of that name; each is looked for when it is asked for."""
         known = self._demand.known
-        for one in [name] if name else sorted(known):
+        looked_at = (known.get(name),) if name else known.values()
+        # all at once: without a row nobody who cuts this into slices can rest, and thousands may have none
+        asked = [m.name for m in looked_at if m is not None and (m.misses or m.loads or m.load_failures)]
+        for one in sorted(asked):
             model = known.get(one)
-            if model is not None and (model.misses or model.loads or model.load_failures):
+            if model is not None:
                 yield self._row(model)
 
     def _row(self, known: Known) -> DemandRow:

@@ -172,11 +172,13 @@ class StatisticsService:
 
     def _away(self, name: str | None) -> Iterator[Away]:
         """The versions of a model that is loaded on demand and is not loaded, or all of those that have been."""
-        demand = self._repository.demand
+        demand, records = self._repository.demand, self._repository.records
         if demand is None:
             return
-        for one in sorted(demand.known) if name is None else [name]:
-            known, record = demand.away(one), self._repository.records.get(one)
+        # looking at each of thousands that were never loaded would take long, and without a row nobody can rest
+        names = [name] if name is not None else sorted(one for one, record in records.items() if record.kept)
+        for one in names:
+            known, record = demand.away(one), records.get(one)
             if known is None:
                 continue
             kept = {} if record is None else record.kept

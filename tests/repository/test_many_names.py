@@ -1,0 +1,91 @@
+"""What is asked of a server with thousands of models of which few are loaded looks at those few, and says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from neptrio.codec.http_json import dump_json
+from neptrio.service.statistics import Detail
+from tests.support.control import infer
+from tests.support.embedded import EmbeddedServer
+from tests.support.repository import identity_config, write_model
+
+LOADED = {"a-loaded", "z-loaded"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """Models that are loaded, were loaded, failed to, and were never asked for."""
+    repository = tmp_path_factory.mktemp("many")
+    for name in ("away", *LOADED, *(f"idle{i}" for i in range(5))):
+        write_model(repository, name, identity_config(), versions=(1, 2))
+    write_model(repository, "broken", 'backend: "nonesuch"')
+    with EmbeddedServer(repository, model_control_mode="on-demand") as running:
+        with httpclient.InferenceServerClient(running.http) as client:
+            for name in ("z-loaded", "away", "a-loaded"):
+                infer(client, name)
+            client.unload_model("away")
+            with pytest.raises(InferenceServerException, match="nonesuch"):
+                infer(client, "broken")
+        yield running
+
+
+class Asked:
+    """A function of one name that notes what it is asked for."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.names: list[str] = []
+
+    def __call__(self, name: str, *more: Any) -> Any:
+        self.names.append(name)
+        return self._function(name, *more)
+
+
+def test_the_index_of_ready_models(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is made of a model that waits to be loaded, only to be left out: whoever cuts the index could not rest there."""
+    catalog, service = server.server.repository, server.server.verbs.repository
+    assert catalog.demand is not None
+    asked = Asked(catalog.demand.rows)
+    monkeypatch.setattr(catalog.demand, "rows", asked)
+
+    async def ask(ready: bool) -> tuple[list[Any], list[Any], list[bytes]]:
+        return (
+            await service.index(ready),
+            list(await service.index_rows(ready, timings=True)),
+            list(await service.index_texts(ready, "json", dump_json)),
+        )
+
+    every = server.run(ask, False)
+    assert len(set(asked.names)) == 9
+    asked.names.clear()
+    found = server.run(ask, True)
+    assert set(asked.names) == LOADED
+    for rows, those in zip(every[:2], found[:2], strict=True):
+        assert those == [row for row in rows if row.get("state") == "READY"]
+    assert [(row["name"], row["version"]) for row in found[0]] == [("a-loaded", "2"), ("z-loaded", "2")]
+    assert found[2] == [dump_json(row) for row in found[0]]
+
+
+def test_the_statistics_of_all_models(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those that are loaded, only those are looked at that have counted something."""
+    catalog, service = server.server.repository, server.server.verbs.statistics
+    assert catalog.demand is not None
+    away, rows = Asked(catalog.demand.away), Asked(catalog._rows)
+    monkeypatch.setattr(catalog.demand, "away", away)
+    monkeypatch.setattr(catalog, "_rows", rows)
+    found = server.ask(service.model_statistics, "", "", Detail(live=True))
+    assert [(row["name"], row["version"], row["inference_count"]) for row in found["model_stats"]] == [
+        ("a-loaded", "2", 1),
+        ("z-loaded", "2", 1),
+        ("away", "2", 1),
+    ]
+    assert away.names == ["away"] and set(rows.names) == LOADED
+    told = found["on_demand"]
+    assert told["states"] == {"failed": 1, "loaded": 2, "on demand": 5, "put away": 1}
+    assert [row["name"] for row in told["models"]] == ["a-loaded", "away", "broken", "z-loaded"]
