@@ -10,6 +10,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.codec.http_json import dump_json
+from neptrio.errors import NotFound
 from neptrio.service.statistics import Detail
 from tests.support.control import infer
 from tests.support.embedded import EmbeddedServer
@@ -89,3 +90,23 @@ def test_the_statistics_of_all_models(server: EmbeddedServer, monkeypatch: pytes
     told = found["on_demand"]
     assert told["states"] == {"failed": 1, "loaded": 2, "on demand": 5, "put away": 1}
     assert [row["name"] for row in told["models"]] == ["a-loaded", "away", "broken", "z-loaded"]
+
+
+def test_what_is_told_of_one_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is listed for it; a folder is looked for only where nothing is known of it."""
+    catalog = server.server.repository
+    listed, looked_for = Asked(None), Asked(catalog.repositories.folders)
+    monkeypatch.setattr(catalog.repositories, "names", listed)
+    monkeypatch.setattr(catalog.repositories, "folders", looked_for)
+    told = server.run(catalog.progress, "idle0")
+    assert told["versions"] == [] and told["on_demand"]["state"] == "on demand"
+    assert server.run(catalog.progress, "away")["on_demand"]["state"] == "put away"
+    (row,) = server.run(catalog.progress, "a-loaded")["versions"]
+    assert row["state"] == "READY" and not looked_for.names
+    (catalog.repositories.select("")[0][0] / "new" / "1").mkdir(parents=True)
+    assert server.run(catalog.progress, "new") == {"name": "new", "versions": []}
+    assert server.run(catalog.told_names, "new")["versions"] == []
+    for name in ("stranger", "..", "x" * 300):
+        with pytest.raises(NotFound, match="is not found"):
+            server.run(catalog.progress, name)
+    assert looked_for.names == ["new", "new", "stranger", "..", "x" * 300] and not listed.names

@@ -370,16 +370,13 @@ class Catalog:
 
     async def progress(self, name: str) -> dict[str, Any]:
         """Versions, names, the load under way and the last error of a model. Raises NotFound."""
-        found: dict[str, Any]
         name = self.own_name(name)
-        record = self.records.get(name)
-        if record is not None:
-            found = record.progress()
-        else:
-            if name not in await self.repositories.listed():
-                raise self._unknown(name)
-            found = {"name": name, "versions": []}
         known = None if self.demand is None else self.demand.known.get(name)
+        heard_of = self.records.get(name) is not None or (known is not None and not known.missing)
+        if not heard_of and not await self.repositories.have(name):
+            raise self._unknown(name)
+        record = self.records.get(name)
+        found = {"name": name, "versions": []} if record is None else record.progress()
         if known is not None:
             found["on_demand"] = known.document()
         names = self.names.document(name)

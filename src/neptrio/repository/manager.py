@@ -208,7 +208,7 @@ class RepositoryManager(Catalog):
     async def told_names(self, name: str) -> dict[str, Any]:
         """The labels and aliases of a model, and the versions that labels may name. Raises NotFound."""
         own = self.own_name(name)
-        if not self.is_model(own) and own not in await self.repositories.listed():
+        if not self.is_model(own) and not await self.repositories.have(own):
             raise self._unknown(name)
         return {"name": own, "versions": sorted(self.versions(own)), **self.names.document(own)}
 

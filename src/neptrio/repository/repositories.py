@@ -113,6 +113,10 @@ class Repositories:
         self.select(repository)
         return await threads.run(self.names, repository, abandon_on_cancel=True)
 
+    async def have(self, name: str) -> bool:
+        """Whether a repository has a folder of that name: folders() of a worker thread, as listed() is names()."""
+        return bool(await threads.run(self.folders, name, abandon_on_cancel=True))
+
     def refresh(self) -> None:
         """Lists the repositories in cloud storage; the reason of a failure is the repository's `problem`.
 
