@@ -66,6 +66,9 @@ class Room(Scheduler):
         self._timers = timers
         self._longest_ns = longest_ns
         self._waiting: OrderedDict[InferRequest, tuple[int, Timer]] = OrderedDict()
+        # the highest priority of those that wait, and how many have it: asked whenever loads are ranked, for every model that
+        # is waited for, so they are looked through only when none is left that has it
+        self._highest = self._with_highest = 0
         self.why_not: Callable[[], str] = lambda: ""  # what the load waits for, for those that wait too long
 
     def __len__(self) -> int:
@@ -79,7 +82,11 @@ class Room(Scheduler):
     @property
     def priority(self) -> int:
         """The highest priority of those that wait: 1 is the highest, 0 where none has one."""
-        return min((request.priority for request in self._waiting if request.priority), default=0)
+        if self._highest and not self._with_highest:
+            some = [request.priority for request in self._waiting if request.priority]
+            self._highest = min(some, default=0)
+            self._with_highest = some.count(self._highest)
+        return self._highest
 
     def park(self, request: InferRequest, stand_in: StandIn) -> None:
         """Lets a request wait. Raises Overloaded when too many do."""
@@ -93,6 +100,11 @@ class Room(Scheduler):
         limit = min(own or self._longest_ns, self._longest_ns)
         timer = self._timers.at(now + limit, lambda: self._expire(request, own == limit))
         self._waiting[request] = now, timer
+        priority = request.priority
+        if priority and (not self._highest or priority < self._highest):
+            self._highest, self._with_highest = priority, 1
+        elif priority and priority == self._highest:
+            self._with_highest += 1
 
     def _expire(self, request: InferRequest, own: bool) -> None:
         waited = self._take(request)
@@ -115,6 +127,8 @@ class Room(Scheduler):
         if found is None:
             return None
         found[1].cancel()
+        if request.priority and request.priority == self._highest:
+            self._with_highest -= 1
         return found[0]
 
     def _answer(self, request: InferRequest, error: TritonError) -> None:

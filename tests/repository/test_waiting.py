@@ -1,0 +1,74 @@
+"""Requests that wait for their model (repository.waiting): which of them is the most urgent."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from neptrio.observe.counters import ModelCounters
+from neptrio.repository.waiting import Room, StandIn
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder
+from tests.support.batching import Timers
+
+
+class Nobody(Responder):
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        pass
+
+
+class Looked(OrderedDict[Any, Any]):
+    """Counts how often all were looked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times += 1
+        return super().__iter__()
+
+
+def room_of(looked: Looked) -> tuple[Room, StandIn]:
+    timers: Any = Timers()
+    room = Room("m", timers, ModelCounters(), 1 << 62)
+    room._waiting = looked
+    return room, StandIn("m", "", None, room, lambda: None)
+
+
+def parked(stand_in: StandIn, priority: int) -> InferRequest:
+    request = InferRequest()
+    request.priority, request.responder = priority, Nobody()
+    stand_in.park(request)
+    return request
+
+
+def test_the_highest_priority_is_known_whoever_comes_and_leaves() -> None:
+    room, stand_in = room_of(Looked())
+    chance = random.Random(1)
+    here: list[InferRequest] = []
+    for step in range(1500):
+        if here and chance.random() < (0.3 if step < 500 else 0.7):
+            room.cancel(here.pop(chance.randrange(len(here))))
+        else:
+            here.append(parked(stand_in, chance.choice((0, 0, 1, 2, 3, 5, 2**64 - 1))))
+        if chance.random() < 0.5:  # several may come and leave between two looks
+            assert room.priority == min((r.priority for r in here if r.priority), default=0)
+    assert room.release(lambda request: None) == len(here)
+    assert room.priority == 0 and len(room) == 0
+
+
+def test_nobody_is_looked_through_while_one_with_the_highest_priority_waits() -> None:
+    """Loads are ranked whenever one begins or ends, for each model that requests wait for."""
+    room, stand_in = room_of(looked := Looked())
+    assert room.priority == 0
+    plain = [parked(stand_in, 0) for _ in range(5)]
+    assert room.priority == 0
+    urgent = [parked(stand_in, priority) for priority in (7, 2, 2, 9)]
+    room.cancel(plain[0])
+    room.cancel(urgent[1])
+    room.cancel(urgent[3])
+    assert [room.priority for _ in range(3)] == [2, 2, 2]
+    assert looked.times == 0
+    room.cancel(urgent[2])
+    assert [room.priority for _ in range(3)] == [7, 7, 7]
+    assert looked.times == 1
