@@ -376,7 +376,7 @@ class Catalog:
         if not heard_of and not await self.repositories.have(name):
             raise self._unknown(name)
         record = self.records.get(name)
-        found = {"name": name, "versions": []} if record is None else record.progress()
+        found: dict[str, Any] = {"name": name, "versions": []} if record is None else record.progress()
         if known is not None:
             found["on_demand"] = known.document()
         names = self.names.document(name)
