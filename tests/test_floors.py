@@ -35,8 +35,8 @@ repository
 service console
 transport
 transport.tls transport.header_policy transport.host_header transport.origin_policy transport.reservation
-transport.accept transport.admin_only transport.connection transport.handshakes transport.infer_call transport.unix_socket
-transport.http2
+transport.accept transport.admin_only transport.connection transport.infer_call transport.unix_socket
+transport.http2 transport.port_server
 transport.grpc
 transport.rest
 transport.http1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,18 @@ from neptrio.transport.grpc.server import GrpcServer
 from tests.support.waiting import until_trio
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GrpcHeld:
+    """What all gRPC connections of a server hold."""
+
+    open_calls: int
+    parked_calls: int
+    unsent_reply_bytes: int
+    unfinished_request_bytes: int
+    in_place_bytes: int  # of large messages, received where they lie without passing the shared buffer
+    inflated_bytes: int
 
 
 class EmbeddedServer:
@@ -77,6 +90,20 @@ class EmbeddedServer:
         """The gRPC server object."""
         return next(front for front in self.server.fronts if isinstance(front, GrpcServer))
 
+    def grpc_held(self) -> GrpcHeld:
+        """What all gRPC connections hold now. On the trio thread only."""
+        held = list(self.grpc_server.open)
+        accounts = [connection.session.account for connection in held]
+        return GrpcHeld(
+            open_calls=sum(len(connection.session.streams) for connection in held),
+            parked_calls=sum(len(connection.parked) for connection in held),
+            unsent_reply_bytes=sum(a.out_bytes + a.held for a in accounts)
+            + sum(connection.writer.pending for connection in held),
+            unfinished_request_bytes=sum(a.in_bytes for a in accounts),
+            in_place_bytes=sum(a.placed for a in accounts),
+            inflated_bytes=self.server.services.inflating.held,
+        )
+
     def inflight(self) -> int:
         """The number of accepted, unanswered requests of all models."""
         return sum(model.inflight for model in self.server.repository.ready_models())
@@ -85,7 +112,7 @@ class EmbeddedServer:
         """Waits until `condition()` is true on the trio thread; AssertionError after `timeout` seconds."""
 
         def told() -> str:
-            return f"{what}; {self.grpc_server.statistics()}"
+            return f"{what}; {self.grpc_held()}"
 
         trio.from_thread.run(until_trio, condition, told, timeout, trio_token=self._token)
 
@@ -93,7 +120,7 @@ class EmbeddedServer:
         """Waits until nothing is under way: no request, no call, no unsent byte."""
 
         def idle() -> bool:
-            s = self.grpc_server.statistics()
+            s = self.grpc_held()
             return not (
                 self.inflight()
                 or s.open_calls

@@ -14,8 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from neptrio.cli import settings_of
 from neptrio.service.connections import kept_back
-from neptrio.transport import rest_server
-from neptrio.transport.grpc import server as grpc_server
+from neptrio.transport import port_server
 from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
@@ -189,8 +188,7 @@ def test_idle_scrapers_make_way(tmp_path: Path, certificates: Certificates) -> N
 def test_a_handshake_that_does_not_come_ends_the_connection(
     tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, port: str
 ) -> None:
-    monkeypatch.setattr(rest_server, "HANDSHAKE_S", 0.1)
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(port_server, "HANDSHAKE_S", 0.1)
     write_model(tmp_path / "models", "simple", identity_config())
     certificate, key = certificates.issue("server")
     files = {"http_tls_cert": certificate, "http_tls_key": key, "grpc_use_ssl": True}

@@ -14,46 +14,41 @@ Rules:
     those are full. The number of connections is bounded: beyond it, the one whose last request is oldest is closed.
  4. Host and Origin are checked as at the REST port, but no web page may use this listener, whatever --cors-allow-origin
     says. At a Unix socket the Host does not matter.
- 5. An exception ends only the connection that raised it.
- 6. It drains like the other ports.
+ 5. It drains like the other ports.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from neptrio.addresses import is_loopback
-from neptrio.loop import open_files
 from neptrio.loop.socket_writer import listen
-from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
-from neptrio.service.connections import HeldSockets, kept_back
-from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console, Ports
 from neptrio.transport.grpc.server import GrpcServer
-from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import Http1Connection
 from neptrio.transport.metrics_server import PATHS, MetricsServer
+from neptrio.transport.open_connections import OpenConnections
 from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.port_server import PortServer
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.rest.connections import Connections
 from neptrio.transport.rest.port import Port
-from neptrio.transport.tls import rest_tls
+from neptrio.transport.tls import ServerTls, rest_tls
 from neptrio.transport.unix_socket import UnixListener, client_name
+from neptrio.transport.wire import Wire
 
-log = logging.getLogger("neptrio.admin")
-
-WATCH_SECONDS = 1.0
 MOST_CONNECTIONS = 64
 
 
-class AdminServer:
-    """Listens at --admin-address, accepts connections and drains them."""
+class AdminServer(PortServer):
+    """Listens at --admin-address, and serves and drains its connections."""
+
+    name = "admin"
 
     def __init__(
         self,
@@ -67,47 +62,36 @@ class AdminServer:
         settings = services.settings
         address = settings.admin_address
         assert address is not None
-        verbs = verbs.at("" if address.path is not None else address.host)
-        self._services = services
-        self._metrics = metrics
         self._unix: UnixListener | None = None
-        policy = http_policy(settings, services.tokens)
-        if address.path is not None:
-            self._origins = OriginPolicy()
-        else:
-            self._origins = OriginPolicy((), settings.allowed_host, is_loopback(address.host))
-        self._rest = RestApp(services, verbs, policy, self._origins, admin=True)
-        self._console: Console | None = None
-        if settings.console_at("" if address.path is not None else address.host, admin=True):
-            found = None if metrics is None else metrics.metrics
-            self._console = Console(services, verbs, self._origins, policy, ports, found, admin=True)
-        self._grpc = GrpcServer(services, verbs, None)
-        # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
-        self._tls = None if address.path is not None else rest_tls(settings, ["http/1.1", "h2"])
-        self._handshakes = Handshakes(self._tls, services.loop)
+        self._origins = OriginPolicy()
+        host = ""
+        tls: ServerTls | None = None
         if address.path is not None:
             self._unix = UnixListener(address.path, settings.admin_socket_mode)
             self.listener = self._unix.sock
         else:
+            host = address.host
+            self._origins = OriginPolicy((), settings.allowed_host, is_loopback(host))
+            # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
+            tls = rest_tls(settings, ["http/1.1", "h2"])
             try:
-                self.listener = listen(address.host, address.port)
+                self.listener = listen(host, address.port)
             except OSError as error:
                 raise OSError(f"{error.strerror} (--admin-address chooses another one)") from None
-        self._acceptor = Acceptor(self.listener, self._start)
-        self._turned_away = HeldSockets(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        super().__init__(services, self.listener, tls, MOST_CONNECTIONS)
+        verbs = verbs.at(host)
+        self._metrics = metrics
+        policy = http_policy(settings, services.tokens)
+        self._rest = RestApp(services, verbs, policy, self._origins, admin=True)
+        self._console: Console | None = None
+        if settings.console_at(host, admin=True):
+            found = None if metrics is None else metrics.metrics
+            self._console = Console(services, verbs, self._origins, policy, ports, found, admin=True)
+        self._grpc = GrpcServer(services, verbs, None)
         self._port = Port(
-            services,
-            self._app,
-            policy,
-            self._origins,
-            only_app=True,
-            counted=False,
-            on_call=self._turned_away.take,
+            services, self._app, policy, self._origins, only_app=True, counted=False, on_call=self._places.take
         )
-        self._nursery: trio.Nursery | None = None
-        self._http1 = Connections[Http1Connection](self._port)
-        self._open = 0
-        self._changed = trio.Event()
+        self._http1 = OpenConnections[Http1Connection](None)
         services.held.add(self._http1.held_bytes)
 
     @property
@@ -120,28 +104,14 @@ class AdminServer:
         """Whether it speaks TLS."""
         return self._tls is not None
 
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        return self._open
-
     def close(self) -> None:
         """Closes the listener and removes its file. Connections are not concerned."""
         if self._unix is not None:
             self._unix.remove()
         self.listener.close()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            await self._nursery.start(self._grpc.run)
-            self._nursery.start_soon(self._watch)
-            self._nursery.start_soon(self._port.calls.load)
-            if self._tls is not None:
-                self._nursery.start_soon(self._tls.watch)
-            task_status.started()
-            await self._acceptor.run()
-            await trio.sleep_forever()
+    def tasks(self) -> list[Callable[[], Awaitable[None]]]:
+        return [self._grpc.run, self._port.calls.load]
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         is_metrics = scope["type"] == "http" and scope["raw_path"].partition(b"?")[0] in PATHS
@@ -155,57 +125,29 @@ class AdminServer:
             await self._rest(scope, receive, send)
 
     def _start(self, sock: socket.socket, address: str) -> bool:
-        assert self._nursery is not None
-        if self._unix is not None:
-            address = client_name(sock)
-        self._open += 1
-        self._nursery.start_soon(self._serve, sock, address, self._nursery)
-        return self._turned_away.take(sock)
+        return super()._start(sock, address if self._unix is None else client_name(sock))
 
-    async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
-        try:
-            wire = await self._handshakes.wire(sock, nursery, address)
-            if wire is None:
+    async def serve(self, wire: Wire, turned_away: str) -> None:
+        begun: bytes | None = b""
+        if wire.secure is None or wire.secure.protocol != "h2":
+            begun = await self._http1.serve(Http1Connection(wire, self._port))
+            if not begun or wire.secure is not None:
                 return
-            if wire.secure is not None and wire.secure.protocol == "h2":
-                await self._grpc.adopt(wire)
-            else:
-                begun = await self._http1.serve(Http1Connection(wire, self._port))
-                if begun and wire.secure is None:
-                    await self._grpc.adopt(wire, begun)
-        except Exception:
-            log.exception("an admin connection failed")
-        finally:
-            self._turned_away.free(sock)
-            sock.close()
-            self._open -= 1
-            self._changed.set()
+        await self._grpc.adopt(wire, begun or b"")
 
-    async def _watch(self) -> None:
-        """Checks at an interval which connections have been silent or idle for too long, and ends those."""
+    def check(self, now_ns: int, pressed: bool) -> None:
         settings = self._services.settings
         request_ns = int(settings.http_request_timeout_secs * 1e9)
-        idle_ns = int(settings.http_keep_alive_timeout_secs * 1e9)
-        while True:
-            await trio.sleep(WATCH_SECONDS)
-            now = int(monotonic_ns())
-            self._http1.check(now, request_ns, idle_ns)
+        self._http1.check(now_ns, request_ns, int(settings.http_keep_alive_timeout_secs * 1e9))
 
     async def drain(self) -> None:
-        """Stops listening and returns when all connections have ended (transport.rest_server, rule 4)."""
+        """Stops listening and returns when all connections have ended (transport.rest_server, rule 3)."""
         self._http1.start_drain()
-        self._acceptor.stop()
+        self._grpc.open.start_drain()
+        self.stop_accepting()
         self.close()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._grpc.drain)
-            self._handshakes.stop()
-            with trio.move_on_after(self._services.settings.grace_secs):
-                await self._until_gone()
-            for connection in list(self._http1):
-                connection.end_grace()
-            await self._until_gone()
-
-    async def _until_gone(self) -> None:
-        while self._open:
-            self._changed = trio.Event()
-            await self._changed.wait()
+        with trio.move_on_after(self._services.settings.grace_secs):
+            await self.until_gone()
+        for connection in list(self._http1):
+            connection.end_grace()
+        await self.until_gone()

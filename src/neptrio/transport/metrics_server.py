@@ -12,13 +12,13 @@ Rules:
  4. With --auth-config, reading metrics needs a token, or a certificate, with the scope `read` that is for all models.
  5. Where the console is on (transport.console), /console is served, too, and the REST verbs that it needs below it: the
     bodies of those may be as large as REST's, and are taken from the same budget. A shutdown does not wait for them.
- 6. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
+ 6. When the server stops, it does not wait for this port.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -29,25 +29,20 @@ from neptrio.loop import open_files, threads
 from neptrio.loop.slices import Slices
 from neptrio.observe.machine import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
-from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
-from neptrio.service.connections import HeldSockets, kept_back
-from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console, Ports
-from neptrio.transport.handshakes import Handshakes
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.open_connections import OpenConnections
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest.connections import Connections
+from neptrio.transport.port_server import PortServer
 from neptrio.transport.rest.infer import JSON, error_body
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import metrics_tls
-
-log = logging.getLogger("neptrio.metrics")
+from neptrio.transport.wire import Wire
 
 IDLE_SECONDS = 60
-WATCH_SECONDS = 5.0
 MAX_CONNECTIONS = 256
 MAX_BODY = 64 << 10
 PATHS = (b"/metrics", b"/metrics/")
@@ -60,8 +55,11 @@ CONSOLE_OFF = (
 PART_BYTES = 256 << 10  # the document is sent in pieces of about this size
 
 
-class MetricsServer:
+class MetricsServer(PortServer):
     """Serves the metrics port, and samples the machine's gauges (CPU, memory, GPU) at an interval in seconds."""
+
+    name = "metrics"
+    watch_seconds = 5.0
 
     def __init__(
         self,
@@ -74,17 +72,12 @@ class MetricsServer:
         ports: Ports | None = None,
     ) -> None:
         """`ports`: where the console says that clients reach the server."""
+        super().__init__(services, listener, metrics_tls(services.settings), MAX_CONNECTIONS)
         address = str(listener.getsockname()[0])
-        loopback = is_loopback(address)
-        self._origins = OriginPolicy(hosts=services.settings.allowed_host, loopback=loopback)
-        self._services = services
+        self._origins = OriginPolicy(hosts=services.settings.allowed_host, loopback=is_loopback(address))
         self.metrics = metrics
-        self._listener = listener
         self._sampler = sampler
         self._interval = interval
-        self._turned_away = HeldSockets(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
-        self._tls = metrics_tls(services.settings)
-        self._handshakes = Handshakes(self._tls, services.loop)
         policy: HeaderPolicy | None = None
         self.console: Console | None = None
         if services.settings.console_at(address):
@@ -99,33 +92,27 @@ class MetricsServer:
             counted=self.console is not None,
             max_body=MAX_BODY if self.console is None else 0,
             body_limit=None if self.console is None else self._body_limit,
-            on_call=self._turned_away.take,
+            on_call=self._places.take,
             logged=False,  # whoever collects metrics asks all the time
         )
-        self._connections = Connections[Http1Connection](self._port)
+        self._connections = OpenConnections[Http1Connection](None)
         if self.console is not None:
             services.held.add(self._connections.held_bytes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         await self._sample()
-        async with trio.open_nursery() as nursery:
+        await super().run(task_status)
 
-            def start(sock: socket.socket, address: str) -> bool:
-                nursery.start_soon(self._serve, sock, address, nursery)
-                return self._turned_away.take(sock)
+    def tasks(self) -> list[Callable[[], Awaitable[None]]]:
+        return [self._sample_for_ever, self._port.calls.load, self._give_up_at_the_end]
 
-            nursery.start_soon(self._sample_for_ever)
-            nursery.start_soon(self._watch)
-            nursery.start_soon(self._port.calls.load)
-            if self._tls is not None:
-                nursery.start_soon(self._tls.watch)
-            task_status.started()
-            try:
-                await Acceptor(self._listener, start).run()
-            finally:
-                for connection in self._connections:
-                    connection.writer.give_up()  # a scraper that does not read holds up no shutdown
+    async def _give_up_at_the_end(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            for connection in self._connections:
+                connection.writer.give_up()  # a scraper that does not read holds up no shutdown
 
     @property
     def connections(self) -> int:
@@ -145,21 +132,17 @@ class MetricsServer:
         try:
             self.metrics.host = await threads.run(self._take_sample, abandon_on_cancel=True)
         except (OSError, threads.NoThread) as error:
-            log.warning("sampling the machine failed, its gauges stay as they are: %s", error)
+            self._log.warning("sampling the machine failed, its gauges stay as they are: %s", error)
         except Exception:
-            log.exception("sampling the machine failed, its gauges stay as they are")
+            self._log.exception("sampling the machine failed, its gauges stay as they are")
 
     def _take_sample(self) -> HostSample:
         with open_files.taking:
             return self._sampler.sample()
 
-    async def _watch(self) -> None:
-        """Closes connections that send no request, or do not read their answer, for IDLE_SECONDS (rule 1)."""
+    def check(self, now_ns: int, pressed: bool) -> None:
         limit = IDLE_SECONDS * 10**9
-        while True:
-            await trio.sleep(WATCH_SECONDS)
-            now = int(monotonic_ns())
-            self._connections.check(now, limit, limit)
+        self._connections.check(now_ns, limit, limit)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -168,16 +151,9 @@ class MetricsServer:
             else:
                 await self.answer(scope, self._origins, send)
 
-    async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
-        try:
-            wire = await self._handshakes.wire(sock, nursery, address)
-            if wire is not None and await self._connections.serve(Http1Connection(wire, self._port)):
-                wire.close()  # it begins as HTTP/2
-        except Exception:
-            log.exception("a metrics connection failed")
-        finally:
-            self._turned_away.free(sock)
-            sock.close()
+    async def serve(self, wire: Wire, turned_away: str) -> None:
+        if await self._connections.serve(Http1Connection(wire, self._port)):
+            wire.close()  # it begins as HTTP/2
 
     def _body_limit(self, url: bytes) -> int:
         """Where the console is on: bytes that the body of a request for `url` may have (rules 2 and 5)."""

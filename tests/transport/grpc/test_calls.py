@@ -115,7 +115,7 @@ def test_an_announced_message_costs_no_memory_until_it_comes(raw: RawClient, ser
     for stream_id in range(1, 40, 2):  # 32 MiB each, for which there is room
         raw.send(raw.headers(stream_id) + raw.data(stream_id, b"\0\x02\0\0\0", end=False))
     assert raw.call(41, identity()).status == OK
-    held = server.ask(server.grpc_server.statistics)
+    held = server.ask(server.grpc_held)
     assert held.open_calls == 20 and held.unfinished_request_bytes == 0
     for stream_id in range(1, 40, 2):
         raw.reset(stream_id)

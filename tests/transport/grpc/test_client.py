@@ -20,7 +20,7 @@ def test_real_clients_reconnect_after_a_drain(grpc_repository: Path) -> None:
     with EmbeddedServer(grpc_repository) as server:
         with grpcclient.InferenceServerClient(server.grpc) as client:
             assert client.is_server_live()
-            for connection in list(server.grpc_server._connections):
+            for connection in list(server.grpc_server.open):
                 server.ask(connection.start_drain)
             assert client.infer("identity", identity_inputs(), request_id="r").get_response().id == "r"
 

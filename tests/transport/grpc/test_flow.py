@@ -106,7 +106,7 @@ def test_1000_calls_open_at_once(raw: RawClient, server: EmbeddedServer) -> None
     ids = range(1, 2001, 2)
     raw.send(b"".join(raw.headers(i) + raw.data(i, message(identity(str(i))), end=False) for i in ids))
     raw.sync()
-    assert server.ask(server.grpc_server.statistics).open_calls == 1000
+    assert server.ask(server.grpc_held).open_calls == 1000
     raw.send(b"".join(raw.data(i, b"") for i in ids))
     raw.until(lambda: all(raw.replies[i].done for i in ids), "1000 answers")
     assert all(raw.replies[i].status == 0 for i in ids)
@@ -138,10 +138,10 @@ def test_a_client_that_does_not_read(server: EmbeddedServer, window: int) -> Non
             client.window(0, HUGE - 65535)
         for stream_id in ids:
             client.start(stream_id, request("big", tensor, request_id=str(stream_id)))
-        server.until(lambda: server.grpc_server.statistics().parked_calls > 0, "calls are parked")
+        server.until(lambda: server.grpc_held().parked_calls > 0, "calls are parked")
         with RawClient(server.grpc) as other:
             assert other.call(1, identity()).status == 0  # nobody else notices
-        held = server.ask(server.grpc_server.statistics)
+        held = server.ask(server.grpc_held)
         assert held.unsent_reply_bytes <= (32 << 20) + 2 * len(tensor)
         for stream_id in ids:
             reply = client.finish(stream_id)
@@ -154,7 +154,7 @@ def test_a_client_that_does_not_read_and_goes(server: EmbeddedServer) -> None:
     with RawClient(server.grpc) as client:
         for stream_id in range(1, 33, 2):
             client.start(stream_id, request("big", tensor))
-        server.until(lambda: server.grpc_server.statistics().parked_calls > 0, "calls are parked")
+        server.until(lambda: server.grpc_held().parked_calls > 0, "calls are parked")
     server.until_idle()
     with RawClient(server.grpc) as other:
         assert other.call(1, identity()).status == 0
@@ -171,7 +171,7 @@ def test_unfinished_requests_of_all_clients_are_bounded(
     with EmbeddedServer(grpc_repository, session, grpc_max_unfinished_bytes=limit) as server:
 
         def held() -> int:
-            return server.grpc_server.statistics().unfinished_request_bytes
+            return server.grpc_held().unfinished_request_bytes
 
         announced = part if complete else 100 << 20  # complete: the message is whole, the call is not
         start = b"\0" + announced.to_bytes(4, "big") + bytes(part)

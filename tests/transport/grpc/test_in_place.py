@@ -44,7 +44,7 @@ def embedded(grpc_repository: Path) -> Iterator[EmbeddedServer]:
 
 def in_place(server: EmbeddedServer) -> int:
     """Bytes that the open connections have received in place."""
-    return server.ask(lambda: server.grpc_server.statistics().in_place_bytes)
+    return server.ask(lambda: server.grpc_held().in_place_bytes)
 
 
 def same(client: RawClient, stream_id: int, tensor: np.ndarray) -> bool:
@@ -136,9 +136,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_frame(server: EmbeddedServer, p
     whole = message(request("big", TENSOR))
     with RawClient(server.grpc) as client:
         client.send(client.headers(1) + client.data(1, whole, size=MIB)[:part])
-        server.until(
-            lambda: server.grpc_server.statistics().unfinished_request_bytes > 0, "it is being received"
-        )
+        server.until(lambda: server.grpc_held().unfinished_request_bytes > 0, "it is being received")
     server.until_idle()
     with RawClient(server.grpc) as client:
         assert client.call(1, identity()).status == 0

@@ -78,7 +78,7 @@ def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: 
 @pytest.mark.parametrize("session", SESSIONS)
 def test_connection_age(grpc_repository: Path, gate: Gate, session: str) -> None:
     def grow_old(server: EmbeddedServer) -> None:
-        (connection,) = server.grpc_server._connections
+        (connection,) = server.grpc_server.open
         server.ask(connection._too_old)
 
     with EmbeddedServer(grpc_repository, session, grpc_max_connection_age_ms=50) as server:
@@ -153,7 +153,7 @@ def test_calls_that_cross_the_goaway_are_answered(grpc_repository: Path, gate: G
             with RawClient(server.grpc) as client:
                 client.start(1, identity("before", "gate"))
                 client.sync()
-                connection = next(iter(server.grpc_server._connections))
+                connection = next(iter(server.grpc_server.open))
                 server.ask(connection.start_drain)
                 client.start(3, identity("crossed"))  # sent before the GOAWAY was read
                 assert client.finish(3).status == 0

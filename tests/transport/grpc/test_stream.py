@@ -200,7 +200,7 @@ def test_a_stream_that_is_not_read_stops_being_read(server: EmbeddedServer) -> N
             client.send(client.data(1, part, end=False))
             sent += len(part)
         assert sent < len(payload), "the server took everything although nobody reads"
-        held = server.ask(server.grpc_server.statistics)
+        held = server.ask(server.grpc_held)
         assert held.unsent_reply_bytes <= grpc_stream_infer.STREAM_OUTPUT_BYTES + 3 * len(tensor)
         client.credit = True
         client.window(0, 1 << 30)

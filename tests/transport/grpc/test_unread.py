@@ -52,7 +52,7 @@ def small(name: int) -> bytes:
 
 def check_bounded(server: EmbeddedServer) -> None:
     """It holds no more than it may, and nobody else notices."""
-    held = server.ask(server.grpc_server.statistics).unsent_reply_bytes
+    held = server.ask(server.grpc_held).unsent_reply_bytes
     assert LIMIT - LARGE < held < LIMIT + LARGE
     with RawClient(server.grpc) as other:
         assert other.call(1, identity()).status == 0
@@ -63,7 +63,7 @@ def test_unary_calls(server: EmbeddedServer) -> None:
     ids = range(1, 2 * BURST, 2)
     with RawClient(server.grpc) as client:
         client.send(b"".join(client.headers(i) + client.data(i, message(small(i))) for i in ids))
-        server.until(lambda: server.grpc_server.statistics().unsent_reply_bytes > 0, "the batch is answered")
+        server.until(lambda: server.grpc_held().unsent_reply_bytes > 0, "the batch is answered")
         server.until(lambda: server.inflight() == 0, "all of it")
         check_bounded(server)
         answered = refused = 0
@@ -87,7 +87,7 @@ def test_a_stream(server: EmbeddedServer) -> None:
     with RawClient(server.grpc) as client:
         client.send(client.headers(1, STREAM_INFER))
         client.send(b"".join(client.data(1, message(small(i)), end=False) for i in range(BURST)))
-        server.until(lambda: server.grpc_server.statistics().unsent_reply_bytes > 0, "the batch is answered")
+        server.until(lambda: server.grpc_held().unsent_reply_bytes > 0, "the batch is answered")
         server.until(lambda: server.inflight() == 0, "all of it")
         check_bounded(server)
         reply = client.replies[1]
@@ -110,6 +110,6 @@ def test_a_client_that_goes_leaves_nothing(server: EmbeddedServer, path: str) ->
         else:
             client.send(client.headers(1, STREAM_INFER))
             client.send(b"".join(client.data(1, message(small(i)), end=False) for i in range(BURST)))
-        server.until(lambda: server.grpc_server.statistics().unsent_reply_bytes > 0, "the batch is answered")
+        server.until(lambda: server.grpc_held().unsent_reply_bytes > 0, "the batch is answered")
     server.until_idle()
     assert server.ask(lambda: server.grpc_server.totals.out_bytes) == 0

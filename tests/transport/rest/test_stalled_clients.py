@@ -73,7 +73,7 @@ def test_a_client_that_takes_nothing_is_cut_off(
 
     assert server.ask(a_limit_passes) == [False, False, True]
     server.until(lambda: not connections(server), "the connection is gone")
-    assert connection.statistics().pending_output == 0
+    assert connection.writer.pending == 0
     taken = 0
     try:
         while part := client.recv(1 << 20):

@@ -73,6 +73,18 @@ class GrpcConnection(Http2Connection):
     def shed(self) -> None:
         self._server.shed()
 
+    def check(
+        self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int, pressed: bool = False
+    ) -> None:
+        """Ends what its client does not read; while new connections are being refused also one that was idle for
+        `idle_timeout_ns`. Called regularly."""
+        self.check_unread(now_ns, request_timeout_ns)
+        if pressed and now_ns - self.received_at > idle_timeout_ns and not self.session.streams:
+            if self.speaking:
+                self.start_drain()
+            else:
+                self.close()
+
     # ------------------------------------------------------------ calls
 
     def open_stream(self, session: Http2Session, stream_id: int, path: bytes, headers: Headers) -> GrpcStream:

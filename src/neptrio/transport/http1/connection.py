@@ -26,7 +26,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -53,16 +52,6 @@ SHUTTING_DOWN = "the server is shutting down and takes no new requests"
 ANSWERS_OF_ALIKE: tuple[dict[object, list[Any]], dict[object, list[Any]]] = ({}, {})
 
 
-@dataclass(frozen=True)
-class Http1Statistics:
-    """What a connection holds at the moment."""
-
-    exchanges: int
-    held_bytes: int
-    pending_output: int
-    receiving: bool
-
-
 class Http1Connection(Http1Input):
     """Reads requests from a socket and answers them in order."""
 
@@ -82,12 +71,6 @@ class Http1Connection(Http1Input):
         self.nursery = wire.nursery
         self._scope = trio.CancelScope()
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
-
-    def statistics(self) -> Http1Statistics:
-        """What the connection holds now."""
-        return Http1Statistics(
-            len(self.exchanges), self.held, self.writer.pending, State.IDLE < self.state < State.LAST
-        )
 
     def open_requests(self) -> int:
         """How many requests are under way."""

@@ -75,17 +75,6 @@ class ConnectionTimes:
     idle: int = 0
 
 
-@dataclass(frozen=True)
-class ConnectionStatistics:
-    """What a connection holds now."""
-
-    open_calls: int
-    parked_calls: int
-    unsent_reply_bytes: int
-    unfinished_request_bytes: int
-    in_place_bytes: int  # of large messages, received where they lie without passing the shared buffer
-
-
 class Http2Connection(Http2Core):
     """One connection; subclasses open its streams."""
 
@@ -298,14 +287,6 @@ class Http2Connection(Http2Core):
         self._last_stream = last_stream
         self._at("idle", self._times.idle, self._idle)
 
-    def press(self, idle_ns: int) -> None:
-        """Called while new connections are being refused: ends this one if it was idle for `idle_ns`."""
-        if self.now() - self.received_at > idle_ns and not self.session.streams:
-            if self.speaking:
-                self.start_drain()
-            else:
-                self.close()
-
     def _keep_alive(self) -> None:
         times = self._times
         silent_ms = (self.now() - self.received_at) / 1e6
@@ -374,14 +355,3 @@ class Http2Connection(Http2Core):
 
     def close(self) -> None:
         self._scope.cancel()
-
-    def statistics(self) -> ConnectionStatistics:
-        """What the connection holds now."""
-        account = self.session.account
-        return ConnectionStatistics(
-            open_calls=len(self.session.streams),
-            parked_calls=len(self.parked),
-            unsent_reply_bytes=account.out_bytes + account.held + self.writer.pending,
-            unfinished_request_bytes=account.in_bytes,
-            in_place_bytes=account.placed,
-        )

@@ -1,4 +1,4 @@
-"""The connections of one kind that an HTTP port has open: serves, checks and drains them.
+"""The connections of one kind that a port has open: serves, checks and drains them.
 
 A loop over connections is a method here also because the variable of a loop lives on in a task that sleeps, and with it the
 last connection.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from neptrio.transport.rest.port import Port
+from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.wire import Wire
 
 
 class Served(Protocol):
     """A connection."""
 
-    wire: Wire
+    @property
+    def wire(self) -> Wire:
+        """What carries it."""
 
     @property
     def held_bytes(self) -> int:
@@ -25,7 +27,7 @@ class Served(Protocol):
         """How many requests are under way."""
 
     async def run(self) -> bytes | None:
-        """Serves it until either side ends it. Returns what begins HTTP/2, for the connection that takes over."""
+        """Serves it until either side ends it. One of HTTP/1.1 returns what begins HTTP/2, for the one that takes over."""
 
     def start_drain(self) -> None:
         """The server stops."""
@@ -39,12 +41,13 @@ class Served(Protocol):
 C = TypeVar("C", bound=Served)
 
 
-class Connections(set[C]):
+class OpenConnections(set[C]):
     """Those of one port and one kind."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, limits: RequestLimits | None) -> None:
+        """`limits`: on the requests of the clients' addresses; None where none hold."""
         super().__init__()
-        self._limits = None if port.only_app else port.services.request_limits
+        self._limits = limits
         self._draining = False
 
     async def serve(self, connection: C) -> bytes | None:
