@@ -18,9 +18,8 @@ from neptrio.errors import TritonError
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest
 from neptrio.service.audit import REFUSED
-from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.grpc.message_stream import GrpcStream
-from neptrio.transport.grpc.status import error_trailers, problem_headers, status_trailers, timeout_ns
+from neptrio.transport.grpc.status import timeout_ns
 from neptrio.transport.http2.session import Headers, Http2Session
 
 if TYPE_CHECKING:
@@ -96,33 +95,6 @@ class RefusedCall(Call):
 
     def on_refused(self) -> None:
         pass
-
-
-def unknown_method(session: Http2Session, stream_id: int, headers: Headers) -> RefusedCall:
-    """Refuses a call of an unknown method: UNIMPLEMENTED without a text, like a Triton server
-    (docs/protocol/observed.md 2)."""
-    return RefusedCall(session, stream_id, headers, status_trailers(Status.UNIMPLEMENTED))
-
-
-def no_grpc_call(session: Http2Session, stream_id: int, headers: Headers) -> RefusedCall:
-    """Refuses a request whose headers are not those of a gRPC call."""
-    return RefusedCall(session, stream_id, headers, problem_headers(headers.problem))
-
-
-def restricted(session: Http2Session, stream_id: int, headers: Headers, error: TritonError) -> RefusedCall:
-    """Refuses a call with `error`: it lacks the metadata of a restriction, or is beyond a limit."""
-    return RefusedCall(session, stream_id, headers, error_trailers(error))
-
-
-def too_many_connections(session: Http2Session, stream_id: int, headers: Headers, why: str) -> RefusedCall:
-    """Refuses a call on a connection beyond the limit, and says when to try again."""
-    trailers = status_trailers(Status.UNAVAILABLE, why)
-    return RefusedCall(
-        session,
-        stream_id,
-        headers,
-        [*trailers, (b"grpc-retry-pushback-ms", b"%d" % (TURNED_AWAY_SECONDS * 1000))],
-    )
 
 
 def apply_policy(connection: GrpcConnection, headers: Headers, request: InferRequest) -> None:

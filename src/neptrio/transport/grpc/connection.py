@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from grpclib.const import Status
+
 from neptrio.errors import TritonError
+from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport import admin_only
 from neptrio.transport.grpc.audit_call import audit_call
-from neptrio.transport.grpc.calls import no_grpc_call, restricted, too_many_connections, unknown_method
+from neptrio.transport.grpc.calls import RefusedCall
 from neptrio.transport.grpc.handlers import HandlerCall
 from neptrio.transport.grpc.infer import UnaryInfer
 from neptrio.transport.grpc.message_stream import GrpcStream
+from neptrio.transport.grpc.status import error_trailers, problem_headers, status_trailers
 from neptrio.transport.grpc.stream_infer import StreamInfer
 from neptrio.transport.header_policy import METHOD_CATEGORIES
 from neptrio.transport.http2.connection import Http2Connection
@@ -90,12 +94,13 @@ class GrpcConnection(Http2Connection):
     def open_stream(self, session: Http2Session, stream_id: int, path: bytes, headers: Headers) -> GrpcStream:
         """Makes the call of a new stream; one that is refused at once if a limit or policy forbids it."""
         call: UnaryInfer | StreamInfer | HandlerCall
+        refusal = None
         if headers.problem:
-            return no_grpc_call(session, stream_id, headers)
-        if self._guarded or self._held.full:
-            refused = self._refused(session, stream_id, path, headers)
-            if refused is not None:
-                return refused
+            refusal = problem_headers(headers.problem)
+        elif self._guarded or self._held.full:
+            refusal = self._refusal(path, headers)
+        if refusal is not None:
+            return RefusedCall(session, stream_id, headers, refusal)
         if path == MODEL_INFER:
             call = UnaryInfer(session, stream_id, headers, self)
         elif path == MODEL_STREAM_INFER:
@@ -103,7 +108,8 @@ class GrpcConnection(Http2Connection):
         else:
             handler = self._handlers.get(path)
             if handler is None and self._server.handlers_loaded.is_set():
-                return unknown_method(session, stream_id, headers)
+                # without a text, like a Triton server (docs/protocol/observed.md 2)
+                return RefusedCall(session, stream_id, headers, status_trailers(Status.UNIMPLEMENTED))
             call = self._server.call_class(session, stream_id, headers, self, handler, path)
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout") or b"")
@@ -118,34 +124,30 @@ class GrpcConnection(Http2Connection):
         call.logged(self.access, self.client, path)
         return call
 
-    def _refused(
-        self, session: Http2Session, stream_id: int, path: bytes, headers: Headers
-    ) -> GrpcStream | None:
-        """The stream that answers a call which a limit or policy forbids, None for one that may go on."""
+    def _refusal(self, path: bytes, headers: Headers) -> list[tuple[bytes, bytes]] | None:
+        """The trailers of a call that a limit or policy forbids, None for one that may go on."""
+        method = path.decode("latin-1")
         always = path in PROBES or (
             self._policy is not None
             and bool(self.turned_away or self._limits is not None or self._held.full)
-            and self._policy.controls_call(path.decode("latin-1"), headers(), self.certificate)
+            and self._policy.controls_call(method, headers(), self.certificate)
         )
         if self.turned_away and not always:
             self._at("turned away", 0, self.start_drain)
-            return too_many_connections(session, stream_id, headers, self.turned_away)
+            again = (b"grpc-retry-pushback-ms", b"%d" % (TURNED_AWAY_SECONDS * 1000))
+            return [*status_trailers(Status.UNAVAILABLE, self.turned_away), again]
         if (self._limits is not None or self._held.full) and not always and not self._server.admin:
-            problem = self._over_limits()
+            problem = self._held.problem(0) if self._held.full else self.limit(1)
             if problem is not None:
-                return restricted(session, stream_id, headers, problem)
-        if self._policy is not None:
-            try:
-                self._policy.check_call(path.decode("latin-1"), headers(), self.certificate)
-            except TritonError as error:
-                self.record(path, headers, None, error)
-                return restricted(session, stream_id, headers, error)
-        if self._server.admin_elsewhere:
-            try:
-                admin_only.check_call(path.decode("latin-1"))
-            except TritonError as error:
-                self.record(path, headers, None, error)
-                return restricted(session, stream_id, headers, error)
+                return error_trailers(problem)
+        try:
+            if self._policy is not None:
+                self._policy.check_call(method, headers(), self.certificate)
+            if self._server.admin_elsewhere:
+                admin_only.check_call(method)
+        except TritonError as error:
+            self.record(path, headers, None, error)
+            return error_trailers(error)
         return None
 
     def check_message(self, path: str, headers: Headers, message: Any) -> Account | None:
@@ -157,12 +159,6 @@ class GrpcConnection(Http2Connection):
         if self._server.admin_elsewhere:
             admin_only.check_call(path, message)
         return account
-
-    def _over_limits(self) -> TritonError | None:
-        """Why a new call is refused now, None if it is not."""
-        if self._held.full:
-            return self._held.problem(0)
-        return self.limit(1)
 
     def limit(self, itself: int = 0) -> TritonError | None:
         """Why the client's next request is refused by its limits; None if it is not, and then it is counted.
