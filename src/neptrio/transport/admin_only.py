@@ -10,7 +10,7 @@ from typing import Any
 
 from neptrio.errors import Denied
 from neptrio.service.auth_config import ADMIN, OPERATE, READ
-from neptrio.transport.header_policy import METHOD_SCOPES, VERB_SCOPES
+from neptrio.transport.header_policy import METHOD_SCOPES, VERB_SCOPES, scope_of
 
 CONTROL = (OPERATE, ADMIN)
 
@@ -22,7 +22,7 @@ def _refuse(what: str) -> None:
 def check_verb(verb: str, method: str) -> None:
     """Raises Denied if a REST verb (transport.rest.routes) with this HTTP method belongs to the admin listener."""
     scopes = VERB_SCOPES.get(verb, (READ,))
-    if scopes[-1] in CONTROL and (len(scopes) == 1 or method != "GET"):
+    if scope_of(scopes, method != "GET") in CONTROL:
         _refuse(verb.replace("_", " ") if len(scopes) == 1 else f"changing {verb.partition('_')[0]} settings")
 
 
@@ -34,5 +34,5 @@ def check_call(path: str, message: Any = None) -> None:
     """
     method = path.rpartition("/")[2]
     scopes = METHOD_SCOPES.get(method, (READ,))
-    if scopes[-1] in CONTROL and (len(scopes) == 1 or (message is not None and message.settings)):
+    if scope_of(scopes, len(scopes) > 1 and message is not None and bool(message.settings)) in CONTROL:
         _refuse(method if len(scopes) == 1 else f"{method} with settings to change")

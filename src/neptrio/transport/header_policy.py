@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import binascii
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from neptrio.errors import Code, InvalidArgument, TritonError, Unauthenticated
@@ -36,55 +37,33 @@ from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
 
-# REST verb (transport.rest.routes) -> category
-VERB_CATEGORIES = {
-    "live": "health",
-    "ready": "health",
-    "model_ready": "health",
-    "server_metadata": "metadata",
-    "model_metadata": "metadata",
-    "openapi": "metadata",
-    "openai_models": "metadata",
-    "openai_completions": "inference",
-    "openai_chat": "inference",
-    "openai_embeddings": "inference",
-    "reference": "metadata",
-    "home": "metadata",
-    "infer": "inference",
-    "infer_stream": "inference",
-    "generate": "inference",
-    "generate_stream": "inference",
-    "sequences": "statistics",
-    "sequence_end": "model-repository",
-    "system_shm_status": "shared-memory",
-    "system_shm_register": "shared-memory",
-    "system_shm_unregister": "shared-memory",
-    "cuda_shm_status": "shared-memory",
-    "cuda_shm_register": "shared-memory",
-    "cuda_shm_unregister": "shared-memory",
-    "model_config": "model-config",
-    "repository_index": "model-repository",
-    "repository_load": "model-repository",
-    "repository_unload": "model-repository",
-    "repository_model": "model-repository",
-    "repository_check": "model-repository",
-    "label_setting": "model-repository",
-    "statistics": "statistics",
-    "errors": "statistics",
-    "trace_setting": "trace",
-    "trace_recent": "trace",
-    "logging": "logging",
-    "logging_recent": "logging",
-}
 
-_SERVICE = "/inference.GRPCInferenceService/"
+def _by_name(categories: dict[str, str], prefix: str = "") -> dict[str, str]:
+    return {prefix + name: category for category, names in categories.items() for name in names.split()}
+
+
+# REST verb (transport.rest.routes) -> category
+VERB_CATEGORIES = _by_name(
+    {
+        "health": "live ready model_ready",
+        "metadata": "server_metadata model_metadata openapi openai_models reference home",
+        "inference": "infer infer_stream generate generate_stream "
+        "openai_completions openai_chat openai_embeddings",
+        "shared-memory": "system_shm_status system_shm_register system_shm_unregister "
+        "cuda_shm_status cuda_shm_register cuda_shm_unregister",
+        "model-config": "model_config",
+        "model-repository": "repository_index repository_load repository_unload repository_model "
+        "repository_check label_setting sequence_end",
+        "statistics": "statistics errors sequences",
+        "trace": "trace_setting trace_recent",
+        "logging": "logging logging_recent",
+    }
+)
 # gRPC method path -> category; reflection is not restricted
 METHOD_CATEGORIES = {
-    "/grpc.health.v1.Health/Check": "health",
-    "/grpc.health.v1.Health/Watch": "health",
-    **{
-        _SERVICE + method: category
-        for category, methods in {
+    **_by_name({"health": "Check Watch"}, "/grpc.health.v1.Health/"),
+    **_by_name(
+        {
             "health": "ServerLive ServerReady ModelReady",
             "metadata": "ServerMetadata ModelMetadata",
             "inference": "ModelInfer ModelStreamInfer",
@@ -95,17 +74,14 @@ METHOD_CATEGORIES = {
             "statistics": "ModelStatistics",
             "trace": "TraceSetting",
             "logging": "LogSettings",
-        }.items()
-        for method in methods.split()
-    },
+        },
+        "/inference.GRPCInferenceService/",
+    ),
 }
 assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(RESTRICTED_CATEGORIES)
 
-OPENAI = (
-    "openai_completions",
-    "openai_chat",
-    "openai_embeddings",
-)  # their model is in the body, and checked there
+# their model is in the body, and checked there
+OPENAI = ("openai_completions", "openai_chat", "openai_embeddings")
 
 # REST verb -> the scope that a token needs (service.tokens). Of two, the first is for GET, the second for other
 # methods. Verbs that are not listed need `read`.
@@ -125,14 +101,8 @@ METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), (OPERATE,)),
     **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
 }
-OF_ALL = (
-    "server_metadata",
-    "openapi",
-    "reference",
-    "home",
-    "openai_models",
-    *OPENAI,
-)  # verbs that concern no model
+# verbs that concern no model
+OF_ALL = ("server_metadata", "openapi", "reference", "home", "openai_models", *OPENAI)
 # gRPC method -> the field of its request that has the model's name; methods that are not listed concern all models
 MODEL_FIELDS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
@@ -140,25 +110,25 @@ MODEL_FIELDS = {
 }
 OF_NO_MODEL = ("ServerMetadata", "ServerLive", "ServerReady", "ServerReflectionInfo", "Check", "Watch")
 
-CERTIFICATE = (
-    "neptrio.certificate"  # key of an ASGI scope: the certificate that the connection's client has shown
-)
-RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, with names as the client wrote them
+# keys of an ASGI scope
+CERTIFICATE = "neptrio.certificate"  # the certificate that the connection's client has shown
+RAW_HEADERS = "neptrio.raw_headers"  # the headers, with names as the client wrote them
 GRPC_PREFIX = "triton-grpc-protocol-"
 RESERVED = frozenset(
-    (
-        "sequence_id",
-        "sequence_start",
-        "sequence_end",
-        "priority",
-        "timeout",
-        "headers",
-        "binary_data_output",
-    )
+    "sequence_id sequence_start sequence_end priority timeout headers binary_data_output".split()
 )
 RESERVED_PREFIX = "triton_"
 OWN_METADATA = "triton_grpc_error"  # metadata for the server itself (stream_infer.py), not forwarded
 KNOWN_NAMES = 1024  # clients use few names; the bound keeps one that tries many from filling the memory
+
+
+# Adds the parameters that headers of one request became to it; it must be decoded. Raises InvalidArgument (rule 4).
+Forwarded = Callable[[InferRequest], None]
+
+
+def scope_of(scopes: tuple[str, ...], changes: bool) -> str:
+    """The scope that a request needs, of those in VERB_SCOPES or METHOD_SCOPES."""
+    return scopes[-1] if changes else scopes[0]
 
 
 class HeaderForward:
@@ -246,20 +216,6 @@ class HeaderForward:
         return found
 
 
-class Forwarded:
-    """The parameters that headers of one request became."""
-
-    __slots__ = ("_forward", "_found")
-
-    def __init__(self, forward: HeaderForward, found: dict[str, str]) -> None:
-        self._forward = forward
-        self._found = found
-
-    def into(self, request: InferRequest) -> None:
-        """Adds them to the request, which must be decoded. Raises InvalidArgument (rule 4)."""
-        self._forward.into(request, self._found)
-
-
 def _text(value: bytes) -> str:
     try:
         return value.decode()
@@ -331,23 +287,21 @@ class HeaderPolicy:
         self, verb: str, headers: Pairs, model: str, method: str, certificate: Certificate | None = None
     ) -> bool:
         """Whether a REST request is a control verb that its client may use: limits on clients do not hold for it."""
-        scopes = VERB_SCOPES.get(verb, (READ,))
-        if len(scopes) > 1 and method != "GET":
-            scopes = scopes[1:]
-        return self._controls(scopes[:1], headers, model, certificate)
+        scope = scope_of(VERB_SCOPES.get(verb, (READ,)), method != "GET")
+        return self._controls(scope, headers, model, certificate)
 
     def controls_call(self, path: str, headers: Pairs, certificate: Certificate | None) -> bool:
         """The same for a gRPC call, whose message, and so whose model, is not known yet."""
-        scopes = METHOD_SCOPES.get(path.rpartition("/")[2], (READ,))
-        return self._controls(scopes[-1:], headers, None, certificate)
+        scope = scope_of(METHOD_SCOPES.get(path.rpartition("/")[2], (READ,)), True)
+        return self._controls(scope, headers, None, certificate)
 
     def _controls(
-        self, scopes: tuple[str, ...], headers: Pairs, model: str | None, certificate: Certificate | None
+        self, scope: str, headers: Pairs, model: str | None, certificate: Certificate | None
     ) -> bool:
-        if self._tokens is None or scopes[0] not in (OPERATE, ADMIN):
+        if self._tokens is None or scope not in (OPERATE, ADMIN):
             return False
         try:
-            self._tokens.check(bearer(headers), scopes, model, certificate)
+            self._tokens.check(bearer(headers), (scope,), model, certificate)
         except TritonError:
             return False
         return True
@@ -371,12 +325,10 @@ class HeaderPolicy:
         tokens = self._tokens
         if tokens is None or (tokens.open_health and VERB_CATEGORIES[verb] == "health"):
             return None
-        scopes = VERB_SCOPES.get(verb, (READ,))
-        if len(scopes) > 1 and method != "GET":
-            scopes = scopes[1:]
-        account = tokens.check(bearer(headers), scopes[:1], None if verb in OF_ALL else model, certificate)
+        scopes = (scope_of(VERB_SCOPES.get(verb, (READ,)), method != "GET"),)
+        account = tokens.check(bearer(headers), scopes, None if verb in OF_ALL else model, certificate)
         if VERB_CATEGORIES[verb] != "health":
-            tokens.count(account, scopes[:1], monotonic_ns())
+            tokens.count(account, scopes, monotonic_ns())
         return account
 
     def check_call(self, path: str, headers: Pairs, certificate: Certificate | None = None) -> None:
@@ -402,7 +354,7 @@ class HeaderPolicy:
         method = path.rpartition("/")[2]
         scopes = METHOD_SCOPES.get(method, (READ,))
         if len(scopes) > 1:
-            scopes = scopes[1:] if message.settings else scopes[:1]
+            scopes = (scope_of(scopes, bool(message.settings)),)
         field = MODEL_FIELDS.get(method)
         model = None if method in OF_NO_MODEL else getattr(message, field) if field else ""
         account = tokens.check(bearer(headers), scopes, model, certificate)
@@ -423,33 +375,33 @@ class HeaderPolicy:
 
     def forwarded(self, headers: Pairs) -> Forwarded | None:
         """The parameters that HTTP headers become, None if nothing is forwarded. Raises InvalidArgument."""
-        return None if self.forward is None else Forwarded(self.forward, self.forward.headers(headers))
+        if self.forward is None:
+            return None
+        return partial(self.forward.into, found=self.forward.headers(headers))
 
 
-def _gates(
-    restrictions: tuple[Restriction, ...], endpoints: dict[str, str], prefix: str, what: str
-) -> dict[str, _Gate]:
-    by_category = {
-        category: _Gate(restriction, prefix, what)
-        for restriction in restrictions
-        for category in restriction.categories
-    }
-    return {
-        endpoint: by_category[category] for endpoint, category in endpoints.items() if category in by_category
-    }
+def _policy(
+    restrictions: tuple[Restriction, ...],
+    endpoints: dict[str, str],
+    prefix: str,
+    what: str,
+    pattern: str,
+    tokens: Clients | None,
+) -> HeaderPolicy | None:
+    if not (restrictions or pattern or tokens is not None):
+        return None
+    gates = {category: _Gate(one, prefix, what) for one in restrictions for category in one.categories}
+    found = {endpoint: gates[category] for endpoint, category in endpoints.items() if category in gates}
+    return HeaderPolicy(found, pattern, tokens)
 
 
 def http_policy(settings: Settings, tokens: Clients | None = None) -> HeaderPolicy | None:
     """The policy of the REST port, None if no setting asks for one."""
-    if not (settings.http_restricted_api or settings.http_header_forward_pattern or tokens is not None):
-        return None
-    gates = _gates(settings.http_restricted_api, VERB_CATEGORIES, "", "API")
-    return HeaderPolicy(gates, settings.http_header_forward_pattern, tokens)
+    pattern = settings.http_header_forward_pattern
+    return _policy(settings.http_restricted_api, VERB_CATEGORIES, "", "API", pattern, tokens)
 
 
 def grpc_policy(settings: Settings, tokens: Clients | None = None) -> HeaderPolicy | None:
     """The policy of the gRPC port, None if no setting asks for one."""
-    if not (settings.grpc_restricted_protocol or settings.grpc_header_forward_pattern or tokens is not None):
-        return None
-    gates = _gates(settings.grpc_restricted_protocol, METHOD_CATEGORIES, GRPC_PREFIX, "protocol")
-    return HeaderPolicy(gates, settings.grpc_header_forward_pattern, tokens)
+    given, pattern = settings.grpc_restricted_protocol, settings.grpc_header_forward_pattern
+    return _policy(given, METHOD_CATEGORIES, GRPC_PREFIX, "protocol", pattern, tokens)

@@ -156,7 +156,7 @@ class InferCall:
     def submit(self, responder: Responder) -> None:
         """Submits the decoded request. Raises TritonError."""
         if self.forwarded is not None:
-            self.forwarded.into(self.request)
+            self.forwarded(self.request)
         self.request.responder = responder
         self.services.admission.submit(self.request)
 

@@ -209,7 +209,7 @@ class HttpOpenAi:
             if role in mapping.inputs
         ]
         if self._forwarded is not None:
-            self._forwarded.into(request)
+            self._forwarded(request)
         queue = ResponseQueue()
         request.responder = queue
         with self._times.submitting(request):
