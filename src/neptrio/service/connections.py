@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from neptrio.errors import Unavailable
 from neptrio.request.infer_request import monotonic_ns
 
 log = logging.getLogger("neptrio.connections")
@@ -32,7 +33,6 @@ TURNED_AWAY_SECONDS = 5
 PLACES = 12  # per listener, for connections that are turned away
 PRESSED_SECONDS = 10  # how long idle connections end early after one was turned away
 PRESSED_IDLE_SECONDS = 5.0
-RETRY_AFTER = b"%d" % TURNED_AWAY_SECONDS
 LEAST_KEPT_BACK, MOST_KEPT_BACK = 64, 512  # descriptors
 
 
@@ -52,6 +52,12 @@ def client_of(address: str) -> str:
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
     return str(ipaddress.IPv6Network((found, 64), strict=False))
+
+
+class TurnedAway(Unavailable):
+    """There is no room for the connection; the answer says when to try again."""
+
+    headers = ((b"retry-after", b"%d" % TURNED_AWAY_SECONDS),)
 
 
 class HeldSockets:

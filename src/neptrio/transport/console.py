@@ -33,7 +33,7 @@ from urllib.parse import unquote_to_bytes
 from neptrio import __version__
 from neptrio.codec.http_json import dump_json
 from neptrio.console import pages
-from neptrio.errors import NotFound, TritonError, raise_it
+from neptrio.errors import NotFound, TritonError
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services, Verbs
 from neptrio.service.auth_config import READ
@@ -41,7 +41,7 @@ from neptrio.transport.header_policy import CERTIFICATE, GRPC_PREFIX, HeaderPoli
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.guards import always_answered, refuse
 from neptrio.transport.rest.infer import JSON, error_body
 
@@ -119,9 +119,7 @@ class Console:
         except TritonError as error:
             status, headers = error.code.http, [*JSON, *error.headers]
             body = b"".join(error_body(error))
-        start = [*headers, (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": start})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await respond(send, status, headers, [body], scope["method"])
 
     async def _limited(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """A verb of REST, within the limits that REST has for the client's address (rule 7)."""
@@ -129,8 +127,7 @@ class Console:
         if self._admin or not limits.on:
             await self._rest(scope, receive, send)
             return
-        client = scope.get("client")
-        address = str(client[0]) if client else ""
+        address = client_of(scope)
 
         def one() -> int:
             return 1
@@ -148,21 +145,15 @@ class Console:
             limits.leave(address, one)
 
     def _answer(self, scope: dict[str, Any]) -> Answer:
-        found = dict(scope["headers"])
-        method = scope["method"]
-        raise_it(
-            self._origins.problem(
-                "GET", found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
-            )
-        )
-        if method not in ("GET", "HEAD"):
+        self._origins.check("GET", scope["headers"])
+        if scope["method"] not in ("GET", "HEAD"):
             return 405, [*JSON, (b"allow", b"GET, HEAD")], b'{"error":"Method Not Allowed"}'
         path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
         if path == pages.ROOT:
             return 308, [(b"location", b"/console/")], b""
         page = self._pages.get(path)
         if page is not None:
-            return page.answer(found.get(b"if-none-match"))
+            return page.answer(dict(scope["headers"]).get(b"if-none-match"))
         if path == ABOUT:
             return 200, self._json(), dump_json(self._about())
         if path == SERVER:

@@ -26,7 +26,6 @@ import trio
 from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
 from neptrio.loop import open_files, threads
-from neptrio.loop.slices import Slices
 from neptrio.observe.machine import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.service import Services, Verbs
@@ -37,7 +36,10 @@ from neptrio.transport.http1.connection import Http1Connection
 from neptrio.transport.open_connections import OpenConnections
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.port_server import PortServer
-from neptrio.transport.rest.infer import JSON, error_body
+from neptrio.transport.rest.asgi import respond
+from neptrio.transport.rest.guards import refuse
+from neptrio.transport.rest.infer import JSON
+from neptrio.transport.rest.large_body import PIECE, send_in_pieces
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import metrics_tls
 from neptrio.transport.wire import Wire
@@ -52,7 +54,6 @@ CONSOLE_OFF = (
     b"The console is off here. It is on by default on loopback addresses (--http-address=127.0.0.1), and elsewhere with\n"
     b"--allow-console=true, for whoever can reach this port.\n"
 )
-PART_BYTES = 256 << 10  # the document is sent in pieces of about this size
 
 
 class MetricsServer(PortServer):
@@ -162,51 +163,38 @@ class MetricsServer(PortServer):
 
     async def answer(self, scope: Any, origins: OriginPolicy, send: Any) -> None:
         """Answers a request, given and sent as ASGI does; `origins` decides about its Host."""
-        host = next((value for name, value in scope["headers"] if name == b"host"), None)
-        refusal = origins.problem("GET", host, None, None) or self._not_allowed(scope)
-        await self._answer(scope["method"], scope["raw_path"], refusal, send)
-
-    def _not_allowed(self, scope: Any) -> TritonError | None:
-        """Why the client may not read metrics; None if it may."""
+        method, headers, path = scope["method"], scope["headers"], scope["raw_path"]
         tokens = self._services.tokens
-        if tokens is not None:
-            try:
-                tokens.check(bearer(scope["headers"]), (READ,), "", scope.get(CERTIFICATE))
-            except TritonError as error:
-                return error
-        return None
-
-    async def _answer(self, method: str, path: bytes, refusal: TritonError | None, send: Any) -> None:
-        """Sends the answer of one request as ASGI events."""
-        status, headers, parts = 200, list[tuple[bytes, bytes]](), list[bytes]()
-        if refusal is not None:
-            status, headers, parts = refusal.code.http, [*JSON, *refusal.headers], error_body(refusal)
-        elif method != "GET":
-            status, parts = 405, [b'{"error":"Method Not Allowed"}']
-            headers = [*JSON, (b"allow", b"GET")]
+        try:
+            origins.check("GET", headers)
+            if tokens is not None:
+                tokens.check(bearer(headers), (READ,), "", scope.get(CERTIFICATE))
+        except TritonError as error:
+            await refuse(error, send, method)
+            return
+        if method != "GET":
+            not_allowed = b'{"error":"Method Not Allowed"}'
+            await respond(send, 405, [*JSON, (b"allow", b"GET")], [not_allowed], method)
         elif path.partition(b"?")[0] in PATHS:
-            headers, parts = [TEXT], joined(await self.metrics.document())
+            parts = joined(await self.metrics.document())
+            start = [TEXT, (b"content-length", b"%d" % sum(map(len, parts)))]
+            await send({"type": "http.response.start", "status": 200, "headers": start})
+            await send_in_pieces(send, parts)
         elif path in CONSOLE_PATHS:  # it is off: an empty page would be a riddle
-            status, headers, parts = 404, [TEXT], [CONSOLE_OFF]
-        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        if method != "HEAD":
-            slices = Slices()
-            for part in parts:
-                await slices.rest()
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            await respond(send, 404, [TEXT], [CONSOLE_OFF])
+        else:
+            await respond(send, 200, [], [])
 
 
 def joined(parts: list[bytes]) -> list[bytes]:
-    """The same bytes in parts of about PART_BYTES."""
+    """The same bytes in parts of about PIECE bytes."""
     found: list[bytes] = []
     held: list[bytes] = []
     size = 0
     for part in parts:
         held.append(part)
         size += len(part)
-        if size >= PART_BYTES:
+        if size >= PIECE:
             found.append(b"".join(held))
             held.clear()
             size = 0

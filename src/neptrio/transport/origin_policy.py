@@ -27,7 +27,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-from neptrio.errors import Code, TritonError
+from neptrio.errors import Code, TritonError, raise_it
 from neptrio.limits import remember
 
 Headers = list[tuple[bytes, bytes]]
@@ -133,6 +133,13 @@ class OriginPolicy:
                 Code.FORBIDDEN,
             )
         return None
+
+    def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises the problem() of a request with these headers, whose names must be in lower case."""
+        found = dict(headers)
+        raise_it(
+            self.problem(method, found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site"))
+        )
 
     def answer_headers(self, origin: bytes | None) -> Headers:
         """The headers to add to each answer to a request with this Origin (rule 5)."""

@@ -265,7 +265,7 @@ class Http1Connection(Http1Input):
     def accepts_host(self, host: bytes) -> bool:
         return host_problem(host, 1, "1.1") is None and self.port.origins.accepts_host(host)
 
-    def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
+    def _refuse(self, error: TritonError, status: int = 0) -> None:
         """Answers a request that will not be read to its end, and closes the connection after that."""
         if self.closing:
             return  # the last request was seen already, so what follows it does not matter
@@ -277,4 +277,4 @@ class Http1Connection(Http1Input):
         self.exchanges.append(exchange)
         self.happens(Event.REFUSAL)
         self.direct = None
-        exchange.refuse(error, status, headers)
+        exchange.refuse(error, status)

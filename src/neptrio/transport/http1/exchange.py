@@ -6,6 +6,7 @@ request is transport/rest/exchange.py's.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from neptrio.service.access_log import AccessLog
@@ -18,37 +19,14 @@ if TYPE_CHECKING:
     from neptrio.transport.http1.connection import Http1Connection
 
 REASONS = {
-    200: b"OK",
-    308: b"Permanent Redirect",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
+    **{status.value: status.phrase.encode() for status in HTTPStatus},
     405: b"Not Allowed",
-    408: b"Request Timeout",
     413: b"Payload Too Large",
-    415: b"Unsupported Media Type",
-    429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
 }
 STATUS = {
     (version, status): b"HTTP/%s %d %s\r\n" % (version.encode(), status, reason)
     for version in ("1.0", "1.1")
     for status, reason in REASONS.items()
-}
-NAMES = {
-    name.lower(): name
-    for name in (
-        b"Content-Type",
-        b"Content-Length",
-        b"Content-Encoding",
-        b"Inference-Header-Content-Length",
-        b"Transfer-Encoding",
-        b"Accept-Encoding",
-    )
 }
 
 
@@ -79,12 +57,6 @@ class Exchange(HttpExchange, ExchangeCore):
     @property
     def unread(self) -> bool:
         return self.connection.writer.broken
-
-    def pause(self) -> None:
-        self.connection.pause()
-
-    def resume(self) -> None:
-        self.connection.resume()
 
     def hold(self, size: int) -> None:
         self.held += size
@@ -139,7 +111,7 @@ def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes
     """A status line and headers."""
     lines = [STATUS.get((version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
     for name, value in headers:
-        lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
+        lines.append(b"%b: %b\r\n" % (name.title(), value))
     lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
     return b"".join(lines)
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import HEADER_LENGTH
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import TritonError, raise_it
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES, received_view
-from neptrio.service.connections import RETRY_AFTER
+from neptrio.service.connections import TurnedAway
 from neptrio.transport.host_header import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
 from neptrio.transport.http1.states import Event, State
@@ -36,7 +36,7 @@ from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.exchange import Carrier, always_answered, most_body
 from neptrio.transport.rest.head import HeadTooLarge
-from neptrio.transport.rest.infer import Headers, leading_int
+from neptrio.transport.rest.infer import leading_int
 from neptrio.transport.rest.port import Port
 from neptrio.transport.wire import Wire
 
@@ -49,15 +49,6 @@ FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined 
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
 PREFACE = b"PRI * HTTP/2.0"
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.S)
-
-
-class Refusal(Exception):
-    """Raised in a parser callback: answer with `error` and close."""
-
-    def __init__(self, error: TritonError, headers: Headers | None = None) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.headers = headers
 
 
 class Http1Input(Carrier, Http1FastPath):
@@ -96,37 +87,33 @@ class Http1Input(Carrier, Http1FastPath):
         """Handles a complete request."""
         raise NotImplementedError
 
-    def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
+    def _refuse(self, error: TritonError, status: int = 0) -> None:
         """Answers a request that will not be read to its end, and closes the connection after that."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ parser callbacks
+    # ------------------------------------------------------------ parser callbacks; a TritonError refuses the request
 
     def on_headers_complete(self) -> None:
         self.happens(Event.HEAD_READ)
         self._body = b""
         self.body_received = 0
         absolute = _ABSOLUTE.match(self.head.url)
-        problem = host_problem(self.head.get(b"host"), self.head.hosts, self._parser.get_http_version())
-        if problem is not None:
-            raise Refusal(problem)
+        raise_it(host_problem(self.head.get(b"host"), self.head.hosts, self._parser.get_http_version()))
         if absolute is not None:  # a proxy's form
             path = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
             self.head.aim(absolute[1], path)
-            problem = host_problem(absolute[1], 1, "1.1")
-            if problem is not None:
-                raise Refusal(problem)
+            raise_it(host_problem(absolute[1], 1, "1.1"))
         if self._turned_away:
             method = self._parser.get_method().decode("latin-1")
             route = routes.match(method, self.head.url.decode("latin-1"))
             if not always_answered(self, self.head, method, route):
-                raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
+                raise TurnedAway(self._turned_away)
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         if self.head.chunked:
             self._only_chunked()
         self._most_body = most = self._limit_of_body()
         if self.head.content_length > most:
-            raise Refusal(too_large(most, most == self.max_body))
+            raise too_large(most, most == self.max_body)
         self._let_in = DIRECT_BYTES
         if self.head.content_length > DIRECT_BYTES:
             self._let_in = self.head.content_length
@@ -142,9 +129,7 @@ class Http1Input(Carrier, Http1FastPath):
         ]
         if given != [b"chunked"]:
             text = b", ".join(given).decode("latin-1")
-            raise Refusal(
-                TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
-            )
+            raise TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
 
     def _limit_of_body(self) -> int:
         """Bytes that the body under way may have."""
@@ -157,12 +142,8 @@ class Http1Input(Carrier, Http1FastPath):
 
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
-        if not self.port.counted:
-            return
-        try:
+        if self.port.counted:
             self._held.take(size)
-        except TritonError as error:
-            raise Refusal(error) from None
 
     def on_body(self, data: bytes) -> None:
         self._continue_due = False
@@ -171,7 +152,7 @@ class Http1Input(Carrier, Http1FastPath):
             self._let_in += CHUNKED_STEP
             self._take(CHUNKED_STEP)
         if self.body_received > self._most_body:
-            raise Refusal(too_large(self._most_body, self._most_body == self.max_body))
+            raise too_large(self._most_body, self._most_body == self.max_body)
         if not self._body:
             self._body = data
         else:
@@ -303,8 +284,8 @@ class Http1Input(Carrier, Http1FastPath):
             self._begin_direct()
 
     def _parser_refused(self, cause: BaseException) -> None:
-        if isinstance(cause, Refusal):
-            self._refuse(cause.error, headers=cause.headers)
+        if isinstance(cause, TritonError):
+            self._refuse(cause)
         elif isinstance(cause, HeadTooLarge):
             self._head_too_large()
         else:

@@ -10,7 +10,7 @@ import trio
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.json_reader import too_long
 from neptrio.codec.openai import error_object
-from neptrio.errors import Cancelled, Internal, TritonError, raise_it
+from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.limits import LONGEST_NAME
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services, Verbs
@@ -20,7 +20,7 @@ from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.control_routes import CLIENT, KEPT, Answer, ControlRoutes, TooSlow, members
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel, when_loaded
 from neptrio.transport.rest.generate import HttpGenerate
@@ -70,8 +70,7 @@ class _Waiter(Responder):
     @property
     def client(self) -> str:
         """The client's address."""
-        client = self._scope.get("client")
-        return str(client[0]) if client else ""
+        return client_of(self._scope)
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if request.trace is not None and not request.cancelled:
@@ -154,7 +153,7 @@ class RestApp(ControlRoutes):
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
         if route is None or route.verb not in routes.PROBES:
-            self._check_origin(scope)
+            self._origins.check(scope["method"], scope["headers"])
             preflight = self._origins.preflight(scope["method"], scope["headers"])
             if preflight is not None:
                 return 200, preflight, []
@@ -190,7 +189,7 @@ class RestApp(ControlRoutes):
             return await stream.run(await self._body(scope, receive), receive, send)
         if route.verb in OPENAI:
             document = members(await self._document(scope, await self._body(scope, receive)))
-            client = "" if self._admin else (scope.get("client") or ("",))[0]
+            client = "" if self._admin else client_of(scope)
             asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded, scope[TIMES], client)
             if route.verb == "openai_embeddings":
                 return await asked.embeddings(document, receive)
@@ -204,26 +203,16 @@ class RestApp(ControlRoutes):
         verb = "unknown" if route is None else route.verb
         if error is None and (route is None or not route.allowed or scope["method"] == "GET"):
             return
-        client = scope.get("client")
         certificate = scope.get(CERTIFICATE)
         audit.record(
             verb,
             "http",
-            str(client[0]) if client else "",
+            client_of(scope),
             "" if self._policy is None else self._policy.who(scope["headers"], certificate),
             certificate="" if certificate is None else certificate.subject,
             model="" if route is None else route.model,
             target="" if route is None else route.region or route.sequence,
             error=error,
-        )
-
-    def _check_origin(self, scope: dict[str, Any]) -> None:
-        """Raises TritonError FORBIDDEN if a web page of another origin caused the request, or its Host is not ours."""
-        found = dict(scope["headers"])
-        raise_it(
-            self._origins.problem(
-                scope["method"], found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
-            )
         )
 
     def _inference(

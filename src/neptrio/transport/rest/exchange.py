@@ -7,7 +7,7 @@ transport/http1/exchange.py and transport/rest/http2_connection.py say.
 
 Rules:
  1. A request is answered once: by reply(), refuse() or finish(), whichever comes first.
- 2. What takes long is done by workers (rest/infer.py says what); the exchange is paused meanwhile.
+ 2. What takes long is done by workers (rest/infer.py says what); the connection is paused meanwhile.
  3. When the peer leaves, disconnect() cancels what is under way; what is answered nevertheless is dropped.
 """
 
@@ -110,14 +110,9 @@ class Carrier:
 
 
 def always_answered(connection: Carrier, head: RequestHead, method: str, route: Route | None) -> bool:
-    """Whether a request is answered beyond limits too: a probe, or a control verb of who may use it."""
-    if route is None:
-        return False
-    policy = connection.port.policy
-    return route.verb in routes.PROBES or (
-        policy is not None
-        and policy.controls(route.verb, head.headers, route.model, method, connection.wire.certificate)
-    )
+    """routes.always_answered() for a request with this head."""
+    certificate = connection.wire.certificate
+    return routes.always_answered(route, method, head.headers, connection.port.policy, certificate)
 
 
 def most_body(most: int, method: str, path: str, length: int) -> int:
@@ -181,12 +176,6 @@ class HttpExchange(Responder):
         """Waits while the peer does not read."""
         raise NotImplementedError
 
-    def pause(self) -> None:
-        """A worker does something for this exchange, until resume()."""
-
-    def resume(self) -> None:
-        """It has done it."""
-
     def hold(self, size: int) -> None:
         """So many more bytes are held for the request until it is answered."""
         raise NotImplementedError
@@ -197,14 +186,14 @@ class HttpExchange(Responder):
         """The inference requests that are not answered yet."""
         return () if self.infer is None else (self.infer.request,)
 
-    def refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
+    def refuse(self, error: TritonError, status: int = 0) -> None:
         """Answers with an error."""
         infer, self.infer = self.infer, None  # breaks their cycle, so that both are freed at once
         if infer is not None:
             if self.access is not None:
                 self.access.asks(infer.request)
             infer.give_back()
-        self.reply(status or error.code.http, [*JSON, *error.headers, *(headers or ())], error_body(error))
+        self.reply(status or error.code.http, [*JSON, *error.headers], error_body(error))
 
     def dispatch(self, head: RequestHead, body: Any) -> None:
         """The request is whole: answers it, or has it answered."""
@@ -283,7 +272,7 @@ class HttpExchange(Responder):
                 infer.submit(self)
             else:
                 self._working = trio.CancelScope()
-                self.pause()
+                connection.pause()
                 connection.wire.nursery.start_soon(self._submit_later, infer)
         except TritonError as error:
             audit = connection.services.audit
@@ -319,7 +308,7 @@ class HttpExchange(Responder):
         except Exception as error:
             self._fail(error)
         finally:
-            self.resume()
+            connection.resume()
         connection.loop_pass.end()
 
     def _fail(self, error: Exception) -> None:
@@ -342,7 +331,7 @@ class HttpExchange(Responder):
             self._reply_with(infer, *answer)
             return
         self._working = trio.CancelScope()
-        self.pause()
+        self.connection.pause()
         if request.trace is not None:
             request.trace.hold()
         self.connection.wire.nursery.start_soon(self._encode_later, infer, response)
@@ -361,7 +350,7 @@ class HttpExchange(Responder):
                 gone = False
                 self._reply_with(infer, *answer)
         finally:
-            self.resume()
+            connection.resume()
             go_on(infer.request, gone)
         connection.loop_pass.end()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import TritonError
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
-from neptrio.service.connections import RETRY_AFTER
+from neptrio.service.connections import TurnedAway
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.asgi import Receive, Send, respond
 from neptrio.transport.rest.infer import JSON, error_body
 
 FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
@@ -19,16 +19,10 @@ BODY_STEP = 256 << 10  # larger bodies ask the budget for this much at a time
 
 
 def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
-    """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
-    route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
-    if route is None:
-        return False
-    return route.verb in routes.PROBES or (
-        policy is not None
-        and policy.controls(
-            route.verb, scope["headers"], route.model, scope["method"], scope.get(CERTIFICATE)
-        )
-    )
+    """routes.always_answered() for a request as ASGI gives it."""
+    method, headers = scope["method"], scope["headers"]
+    route = routes.match(method, scope["raw_path"].decode("latin-1"))
+    return routes.always_answered(route, method, headers, policy, scope.get(CERTIFICATE))
 
 
 class TurnAway:
@@ -43,18 +37,15 @@ class TurnAway:
     ) -> None:
         self._app = app
         self._policy = policy
-        self._body = error_body(Unavailable(why))
+        self._why = why
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         if always_answered(scope, self._policy):
             await self._app(scope, receive, send)
-            return
-        length = sum(len(part) for part in self._body)
-        headers = [*JSON, (b"retry-after", RETRY_AFTER), (b"content-length", b"%d" % length)]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": b"".join(self._body)})
+        else:
+            await refuse(TurnedAway(self._why), send)
 
 
 class Bounded:
@@ -158,10 +149,6 @@ def _announced(headers: Any) -> int:
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
-async def refuse(error: TritonError, send: Send) -> None:
+async def refuse(error: TritonError, send: Send, method: str = "") -> None:
     """Sends an error as the whole answer."""
-    parts = error_body(error)
-    length = sum(len(part) for part in parts)
-    headers = [*JSON, *error.headers, (b"content-length", b"%d" % length)]
-    await send({"type": "http.response.start", "status": error.code.http, "headers": headers})
-    await send({"type": "http.response.body", "body": b"".join(parts)})
+    await respond(send, error.code.http, [*JSON, *error.headers], error_body(error), method)

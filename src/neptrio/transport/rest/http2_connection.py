@@ -23,11 +23,11 @@ from typing import Any
 import trio
 
 from neptrio.codec.compression import too_large
-from neptrio.errors import InvalidArgument, TritonError, Unavailable
+from neptrio.errors import InvalidArgument, TritonError
 from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, Protocol
 from neptrio.service import Services
-from neptrio.service.connections import RETRY_AFTER
+from neptrio.service.connections import TurnedAway
 from neptrio.transport.host_header import host_problem
 from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
 from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, FloodBudget, PingPolicy
@@ -225,7 +225,7 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
             route = routes.match(exchange.method, exchange.path)
             if not always_answered(self, head, exchange.method, route):
                 self._at("turned away", 0, self.start_drain)
-                exchange.refuse(Unavailable(self.turned_away), 0, [(b"retry-after", RETRY_AFTER)])
+                exchange.refuse(TurnedAway(self.turned_away))
                 return
         if not stream.input_ended and not stream.have:
             length = head.content_length

@@ -12,9 +12,15 @@ from urllib.parse import unquote
 
 from neptrio.config.version_labels import LABEL
 from neptrio.limits import remember
+from neptrio.service.certificates import Certificate
+from neptrio.transport.header_policy import HeaderPolicy, Pairs
 
-_MODEL = rf"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+|{LABEL}))?"
-_SYSTEM_SHM = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
+_NAMED = "/models/(?P<model>[^/]+)"
+_MODEL = rf"/v2{_NAMED}(?:/versions/(?P<version>[0-9]+|{LABEL}))?"
+_SYSTEM_SHM, _CUDA_SHM = (
+    f"/v2/{kind}sharedmemory(?:/region/(?P<region>[^/]+))?" for kind in ("system", "cuda")
+)
+_REPOSITORY = "/v2/repository(?:/(?P<repository>[^/]+))?"
 # (verb, pattern, methods); the first pattern that matches wins
 TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (verb, re.compile(pattern + r"\Z"), methods)
@@ -31,35 +37,27 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("statistics", _MODEL + "/stats", ("GET",)),
         ("errors", "/v2/errors", ("GET",)),
         ("errors", _MODEL + "/errors", ("GET",)),
-        ("trace_setting", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", ("GET", "POST")),
+        ("trace_setting", f"/v2(?:{_NAMED})?/trace/setting", ("GET", "POST")),
         ("trace_recent", "/v2/trace/recent", ("GET",)),
         ("logging", "/v2/logging", ("GET", "POST")),
         ("logging_recent", "/v2/logging/recent", ("GET",)),
         ("system_shm_status", _SYSTEM_SHM + "/status", ("GET",)),
         ("system_shm_register", _SYSTEM_SHM + "/register", ("POST",)),
         ("system_shm_unregister", _SYSTEM_SHM + "/unregister", ("POST",)),
-        ("cuda_shm_status", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/status", ("GET",)),
-        ("cuda_shm_register", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/register", ("POST",)),
-        ("cuda_shm_unregister", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/unregister", ("POST",)),
-        ("label_setting", r"/v2/models/(?P<model>[^/]+)/labels", ("GET", "POST")),
+        ("cuda_shm_status", _CUDA_SHM + "/status", ("GET",)),
+        ("cuda_shm_register", _CUDA_SHM + "/register", ("POST",)),
+        ("cuda_shm_unregister", _CUDA_SHM + "/unregister", ("POST",)),
+        ("label_setting", f"/v2{_NAMED}/labels", ("GET", "POST")),
         ("model_ready", _MODEL + "/ready", ("GET",)),
         ("model_config", _MODEL + "/config", ("GET",)),
-        ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),
-        (
-            "repository_load",
-            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/load",
-            ("POST",),
-        ),
-        (
-            "repository_unload",
-            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/unload",
-            ("POST",),
-        ),
-        ("repository_check", r"/v2/repository/models/(?P<model>[^/]+)/check", ("POST",)),
-        ("repository_model", r"/v2/repository/models/(?P<model>[^/]+)", ("GET",)),
+        ("repository_index", _REPOSITORY + "/index", ("POST",)),
+        ("repository_load", f"{_REPOSITORY}{_NAMED}/load", ("POST",)),
+        ("repository_unload", f"{_REPOSITORY}{_NAMED}/unload", ("POST",)),
+        ("repository_check", f"/v2/repository{_NAMED}/check", ("POST",)),
+        ("repository_model", f"/v2/repository{_NAMED}", ("GET",)),
         ("model_metadata", _MODEL, ("GET",)),
         ("server_metadata", "/v2/?", ("GET",)),
-        ("openai_models", r"/v1/models(?:/(?P<model>[^/]+))?", ("GET",)),
+        ("openai_models", "/v1/models(?:/(?P<model>[^/]+))?", ("GET",)),
         ("openai_completions", "/v1/completions", ("POST",)),
         ("openai_chat", "/v1/chat/completions", ("POST",)),
         ("openai_embeddings", "/v1/embeddings", ("POST",)),
@@ -86,6 +84,17 @@ class Route:
     sequence: str = ""
 
 
+def always_answered(
+    route: Route | None, method: str, headers: Pairs, policy: HeaderPolicy | None, certificate: Certificate | None
+) -> bool:
+    """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
+    if route is None:
+        return False
+    return route.verb in PROBES or (
+        policy is not None and policy.controls(route.verb, headers, route.model, method, certificate)
+    )
+
+
 _cache: dict[tuple[str, str], Route | None] = {}
 CACHED = 1024  # clients use few paths; the bound keeps one that tries many from filling the memory
 
@@ -106,14 +115,8 @@ def _match(method: str, path: str) -> Route | None:
     for verb, pattern, methods in TABLE:
         found = pattern.match(path)
         if found:
-            groups = found.groupdict()
-            return Route(
-                verb,
-                groups.get("model") or "",
-                groups.get("version") or "",
-                unquote(groups.get("repository") or "", errors="surrogateescape"),
-                groups.get("region") or "",
-                method in methods,
-                groups.get("sequence") or "",
-            )
+            given = {name: part for name, part in found.groupdict().items() if part}
+            if "repository" in given:
+                given["repository"] = unquote(given["repository"], errors="surrogateescape")
+            return Route(verb, allowed=method in methods, **given)
     return None
