@@ -46,8 +46,6 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         nghttp2_data_source source
         nghttp2_data_source_read_callback read_callback
 
-    int NGHTTP2_NV_FLAG_NO_COPY_NAME
-    int NGHTTP2_NV_FLAG_NO_COPY_VALUE
     int NGHTTP2_NV_FLAG_NONE
     int NGHTTP2_DATA_FLAG_EOF
     int NGHTTP2_DATA_FLAG_NO_END_STREAM
@@ -57,14 +55,11 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int NGHTTP2_FLAG_ACK
     int NGHTTP2_FLAG_PADDED
     int NGHTTP2_HEADERS
-    int NGHTTP2_CONTINUATION
-    int NGHTTP2_FLAG_END_HEADERS
     int NGHTTP2_DATA
     int NGHTTP2_PRIORITY
     int NGHTTP2_RST_STREAM
     int NGHTTP2_SETTINGS
     int NGHTTP2_PING
-    int NGHTTP2_GOAWAY
     int NGHTTP2_WINDOW_UPDATE
     int NGHTTP2_HCAT_REQUEST
     int NGHTTP2_ERR_DEFERRED
@@ -78,7 +73,6 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int NGHTTP2_NO_ERROR
     int NGHTTP2_CANCEL
     int NGHTTP2_INTERNAL_ERROR
-    int NGHTTP2_ENHANCE_YOUR_CALM
 
     int nghttp2_session_callbacks_new(nghttp2_session_callbacks**)
     void nghttp2_session_callbacks_del(nghttp2_session_callbacks*)
@@ -101,7 +95,6 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ssize_t nghttp2_session_mem_recv(nghttp2_session*, const uint8_t*, size_t)
     int nghttp2_session_send(nghttp2_session*)
     int nghttp2_session_want_read(nghttp2_session*)
-    int nghttp2_session_want_write(nghttp2_session*)
     int nghttp2_session_consume_connection(nghttp2_session*, size_t)
     int nghttp2_session_consume_stream(nghttp2_session*, int32_t, size_t)
     int nghttp2_session_resume_data(nghttp2_session*, int32_t)
