@@ -17,7 +17,6 @@ from neptrio._proto.grpc.reflection import v1, v1alpha
 from neptrio.codec.descriptors import file_set, pool
 from neptrio.limits import remember, shown
 from neptrio.loop.slices import Slices
-from neptrio.transport.grpc.encoded import Encoded
 
 MOST_ANSWERS = 256  # that are kept, of some 20 KiB each
 _answers: dict[tuple[Any, ...], bytes] = {}
@@ -50,11 +49,10 @@ def answer(api: Any, request: Any) -> Any:
                 service=[api.ServiceResponse(name=name) for name in service_names()]
             )
         elif request.file_by_filename is not None:
-            file = pool().FindFileByName(request.file_by_filename)
-            made.file_descriptor_response = _files(api, file)
+            made.file_descriptor_response = _file(api, pool().FindFileByName(request.file_by_filename))
         elif request.file_containing_symbol is not None:
             file = pool().FindFileContainingSymbol(request.file_containing_symbol)
-            made.file_descriptor_response = _files(api, file)
+            made.file_descriptor_response = _file(api, file)
         elif request.all_extension_numbers_of_type is not None:
             message = pool().FindMessageTypeByName(request.all_extension_numbers_of_type)
             made.all_extension_numbers_response = api.ExtensionNumberResponse(
@@ -71,20 +69,20 @@ def answer(api: Any, request: Any) -> Any:
     return made
 
 
-def answered(api: Any, request: Any) -> Encoded:
+def answered(api: Any, request: Any) -> bytes:
     """The bytes of answer(). Clients ask for the same few things, whose descriptors take long to encode."""
     if request.file_containing_extension is not None:
-        return Encoded(bytes(answer(api, request)))
+        return bytes(answer(api, request))
     asked = (request.file_by_filename, request.file_containing_symbol, request.all_extension_numbers_of_type)
     key = (api.__name__, request.host, request.list_services, *asked)
     made = _answers.get(key)
     if made is None:
         made = bytes(answer(api, request))
         remember(_answers, key, made, MOST_ANSWERS, sum(len(text or "") for text in key))
-    return Encoded(made)
+    return made
 
 
-def _files(api: Any, file: Any) -> Any:
+def _file(api: Any, file: Any) -> Any:
     return api.FileDescriptorResponse(file_descriptor_proto=_descriptors(file.name))
 
 
@@ -98,21 +96,22 @@ def _error(api: Any, status: Status, text: str) -> Any:
     return api.ErrorResponse(error_code=status.value, error_message=text)
 
 
+async def _each(api: Any, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    slices = Slices()
+    async for request in messages:
+        yield answered(api, request)
+        await slices.rest()
+
+
 class ReflectionV1(v1.ServerReflectionBase):
     """grpc.reflection.v1."""
 
-    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Encoded]:
-        slices = Slices()
-        async for request in messages:
-            yield answered(v1, request)
-            await slices.rest()
+    def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        return _each(v1, messages)
 
 
 class ReflectionV1Alpha(v1alpha.ServerReflectionBase):
     """grpc.reflection.v1alpha, which older clients use."""
 
-    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Encoded]:
-        slices = Slices()
-        async for request in messages:
-            yield answered(v1alpha, request)
-            await slices.rest()
+    def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        return _each(v1alpha, messages)
