@@ -26,9 +26,6 @@ MOST_SECONDS = 30.0
 
 async def end_after_body(app: App, scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Calls the app; its answer ends when the request's body has come."""
-    if scope["type"] != "http":
-        await app(scope, receive, send)
-        return
     turn = trio.Lock()
     complete = any(name.lower() == b"expect" for name, _ in scope["headers"])
 

@@ -12,48 +12,40 @@ from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.times import ACCESS
 
 
-class Logged:
-    """An app whose requests have a line in the log."""
+async def logged(
+    app: App, access: AccessLog, client: str, scope: dict[str, Any], receive: Receive, send: Send
+) -> None:
+    """Calls the app for a request that has a line in the log."""
+    version = scope["http_version"]
+    record = access.begin(
+        f"HTTP/{version}" if "." in version else f"HTTP/{version}.0",
+        client,
+        scope["method"],
+        scope["raw_path"].decode("latin-1"),
+    )
+    length = b""
+    for name, value in scope["headers"]:
+        if name.lower() == b"user-agent":
+            record.agent = value
+        elif name.lower() == b"content-length":
+            length = value
+    announced = length.isdigit()
+    record.bytes_in = int(length) if announced else 0
 
-    def __init__(self, app: App, access: AccessLog, client: str) -> None:
-        self._app = app
-        self._access = access
-        self._client = client
+    async def receiving() -> Any:
+        message = await receive()
+        if not announced:
+            record.bytes_in += len(message.get("body", b""))
+        return message
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        version = scope["http_version"]
-        record = self._access.begin(
-            f"HTTP/{version}" if "." in version else f"HTTP/{version}.0",
-            self._client,
-            scope["method"],
-            scope["raw_path"].decode("latin-1"),
-        )
-        length = b""
-        for name, value in scope["headers"]:
-            if name.lower() == b"user-agent":
-                record.agent = value
-            elif name.lower() == b"content-length":
-                length = value
-        announced = length.isdigit()
-        record.bytes_in = int(length) if announced else 0
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            record.answers(message["status"])
+        else:
+            record.bytes_out += len(message.get("body", b""))
+        await send(message)
 
-        async def receiving() -> Any:
-            message = await receive()
-            if not announced:
-                record.bytes_in += len(message.get("body", b""))
-            return message
-
-        async def sending(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                record.answers(message["status"])
-            else:
-                record.bytes_out += len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._app({**scope, ACCESS: record}, receiving, sending)
-        finally:
-            record.end()
+    try:
+        await app({**scope, ACCESS: record}, receiving, sending)
+    finally:
+        record.end()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 import trio
@@ -21,9 +22,9 @@ from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.service import Services
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
 from neptrio.transport.hypercorn.early_answer import end_after_body
-from neptrio.transport.hypercorn.logged import Logged
+from neptrio.transport.hypercorn.logged import logged
 from neptrio.transport.rest.app_call import App
-from neptrio.transport.rest.guards import Bounded, TurnAway
+from neptrio.transport.rest.guards import Bounded, turn_away
 from neptrio.transport.tls import ServerTls
 
 log = logging.getLogger("neptrio.rest")
@@ -62,17 +63,18 @@ class HypercornServer:
         """Serves a connection until it ends. `turned_away` says why there is no room for it, "" if there is."""
         app: Any = self._show_raw if self._raw else self._app
         if turned_away:
-            app = TurnAway(app, turned_away, self._policy)
+            app = partial(turn_away, app, turned_away, self._policy)
         bounded = Bounded(app, self._services, address, self._count, self._policy)
         access = self._services.access
-        asked: App = bounded if access is None else Logged(bounded, access, address)
+        asked: App = bounded if access is None else partial(logged, bounded, access, address)
         self._services.request_limits.join(address, bounded.open_requests)
         stream: Any = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         if self._tls is not None:
             stream = trio.SSLStream(stream, self._tls.context, server_side=True, https_compatible=True)
 
         async def called(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-            await end_after_body(asked, scope, receive, send)
+            if scope["type"] == "http":  # the app answers nothing else
+                await end_after_body(asked, scope, receive, send)
 
         try:
             await TCPServer(called, self._config, self._context, {}, stream).run()

@@ -22,7 +22,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.control_routes import CLIENT, KEPT, Answer, ControlRoutes, TooSlow, members
-from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel, when_loaded
+from neptrio.transport.rest.disconnect import Disconnected, submitted, unless_gone, wait_or_cancel, when_loaded
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
@@ -239,11 +239,7 @@ class RestApp(ControlRoutes):
         waiter = _Waiter(scope)
         times = scope[TIMES]
         try:
-            if not infer.take(body):
-                await unless_gone(receive, infer.take_later)
-            with times.submitting(infer.request):
-                infer.submit(waiter)
-            self._services.loop.loop_pass.end()
+            await submitted(infer, times, body, receive, waiter)
             await wait_or_cancel(self._services, infer.request, waiter.event, receive)
         except TritonError as error:
             return error.code.http, [*JSON, *error.headers], error_body(error)

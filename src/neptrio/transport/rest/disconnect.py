@@ -8,9 +8,11 @@ from typing import Any
 import trio
 
 from neptrio.errors import TritonError, raise_it
-from neptrio.request.infer_request import InferRequest
+from neptrio.request.infer_request import InferRequest, Responder
 from neptrio.service import Services
+from neptrio.transport.infer_call import InferCall
 from neptrio.transport.rest.asgi import Receive
+from neptrio.transport.rest.times import CallTimes
 
 
 class Disconnected(Exception):
@@ -45,6 +47,17 @@ async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *ar
     if gone:
         raise Disconnected
     return result
+
+
+async def submitted(
+    call: InferCall, times: CallTimes, body: Any, receive: Receive, responder: Responder
+) -> None:
+    """Makes a request of a message and submits it. Raises TritonError if it is refused, else as unless_gone()."""
+    if not call.take(body):
+        await unless_gone(receive, call.take_later)
+    with times.submitting(call.request):
+        call.submit(responder)
+    call.services.loop.loop_pass.end()
 
 
 async def when_loaded(

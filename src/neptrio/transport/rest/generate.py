@@ -28,7 +28,7 @@ from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.transport.infer_call import InferCall, Reserve
-from neptrio.transport.rest.disconnect import unless_gone
+from neptrio.transport.rest.disconnect import submitted, unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
@@ -69,10 +69,15 @@ class ResponseQueue(Responder):
         self._room.append(callback)
         return True
 
+    @property
+    def over(self) -> bool:
+        """Whether next() has nothing more to return: what it returned last was the final response."""
+        return self.final and not self._responses
+
     async def next(self) -> InferResponse | None:
         """Waits for the next response; None after the last."""
         while not self._responses:
-            if self.final:
+            if self.over:
                 return None
             self._changed = trio.Event()
             await self._changed.wait()
@@ -134,12 +139,8 @@ class HttpGenerate(InferCall):
         generate.decode(self.request, body, stop is not None, reserve)
 
     async def _run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
-        if not self.take(body):
-            await unless_gone(receive, self.take_later)
         queue = ResponseQueue()
-        with self.times.submitting(self.request):
-            self.submit(queue)
-        self.services.loop.loop_pass.end()
+        await submitted(self, self.times, body, receive, queue)
         answer: tuple[int, Headers, list[Any]] | None = None
         try:
             if self._stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from neptrio.errors import TritonError
@@ -11,6 +11,7 @@ from neptrio.service import Services
 from neptrio.service.connections import TurnedAway
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy
 from neptrio.transport.rest import routes
+from neptrio.transport.rest.app_call import App
 from neptrio.transport.rest.asgi import Receive, Send, respond
 from neptrio.transport.rest.infer import JSON, error_body
 
@@ -25,27 +26,15 @@ def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
     return routes.always_answered(route, method, headers, policy, scope.get(CERTIFICATE))
 
 
-class TurnAway:
+async def turn_away(
+    app: App, why: str, policy: HeaderPolicy | None, scope: dict[str, Any], receive: Receive, send: Send
+) -> None:
     """Stands in for the app on a connection beyond the limit: answers health probes, and control verbs of those who may
     use them, and 503 to everything else."""
-
-    def __init__(
-        self,
-        app: Callable[[Any, Receive, Send], Awaitable[None]],
-        why: str,
-        policy: HeaderPolicy | None = None,
-    ) -> None:
-        self._app = app
-        self._policy = policy
-        self._why = why
-
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        if always_answered(scope, self._policy):
-            await self._app(scope, receive, send)
-        else:
-            await refuse(TurnedAway(self._why), send)
+    if always_answered(scope, policy):
+        await app(scope, receive, send)
+    else:
+        await refuse(TurnedAway(why), send)
 
 
 class Bounded:
@@ -57,7 +46,7 @@ class Bounded:
 
     def __init__(
         self,
-        app: Callable[[Any, Receive, Send], Awaitable[None]],
+        app: App,
         services: Services,
         address: str,
         count: Callable[[int], None],

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64encode
-from collections import deque
 from typing import Any
 
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.errors import Internal
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
-from neptrio.transport.rest.disconnect import unless_gone
+from neptrio.transport.rest.disconnect import submitted, unless_gone
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import Headers, HttpInfer
 from neptrio.transport.rest.routes import Route
@@ -34,12 +33,8 @@ FINAL = "triton_final_response"
 MULTIPART = b"multipart/mixed"
 
 
-class FlaggedQueue(ResponseQueue):
-    """Knows of each response whether it is the final one, and keeps an empty final one too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._flags: deque[bool] = deque()
+class StreamQueue(ResponseQueue):
+    """Keeps an empty final response, too."""
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if response.null:
@@ -48,13 +43,7 @@ class FlaggedQueue(ResponseQueue):
             response = InferResponse([])
             response.model_name, response.model_version = request.model.name, request.model.version
             response.id = request.id
-        self._flags.append(final)
         super().respond(request, response, final)
-
-    async def next_flagged(self) -> tuple[InferResponse, bool] | None:
-        """Waits for the next response; None after the last."""
-        response = await self.next()
-        return None if response is None else (response, self._flags.popleft())
 
 
 class HttpInferStream(HttpInfer):
@@ -74,13 +63,9 @@ class HttpInferStream(HttpInfer):
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
-        queue = FlaggedQueue()
+        queue = StreamQueue()
         try:
-            if not self.take(body):
-                await unless_gone(receive, self.take_later)
-            with self.times.submitting(self.request):
-                self.submit(queue)
-            self.services.loop.loop_pass.end()
+            await submitted(self, self.times, body, receive, queue)
             answer: tuple[int, Headers, list[Any]] | None = await unless_gone(
                 receive, self._responses, queue, send
             )
@@ -91,12 +76,11 @@ class HttpInferStream(HttpInfer):
                 self.services.admission.cancel(self.request)
                 self.services.loop.loop_pass.end()
 
-    async def _responses(self, queue: FlaggedQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
+    async def _responses(self, queue: StreamQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
         begun = False
-        while (flagged := await queue.next_flagged()) is not None:
-            response, final = flagged
+        while (response := await queue.next()) is not None:
             if response.error is None:
-                response.parameters = {**(response.parameters or {}), FINAL: final}
+                response.parameters = {**(response.parameters or {}), FINAL: queue.over}
             answer = self.encode(response, later=True)
             if answer is None:
                 answer = await self.encode_later(response)
