@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
 from neptrio.codec.json_reader import Stop
@@ -28,6 +28,7 @@ from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.reservation import Reservation
 
+T = TypeVar("T")
 Reserve = Callable[[int], None] | None  # called by a worker before it allocates so many bytes
 INFLATED_HERE = 64 << 10  # bytes; workers inflate larger messages, and what becomes larger
 CALLS_HERE = 32  # of zlib: a message may consist of very many tiny compressed parts
@@ -125,15 +126,11 @@ class InferCall:
             if self._take_plain(content):
                 return
         body, self._body = self._body, None
-        stop = Stop()
         memory = AskedFromThread(self.services.shared_memory)
         self._working = True
         try:
             reserve = Reservation(self._keep, self.text_bytes(body)).reserve
-            await self.services.workers.run(lambda: self.decode(body, memory, stop, reserve), self.whose)
-        except BaseException:
-            stop.ask()
-            raise
+            await by_worker(self.services, lambda stop: self.decode(body, memory, stop, reserve), self.whose)
         finally:
             self._working = False
 
@@ -168,15 +165,19 @@ class InferCall:
             self.request.timing = wish(timing)
 
 
-class HasServices(Protocol):
-    """A connection."""
+async def by_worker(services: Services, work: Callable[[Stop], T], whose: object) -> T:
+    """What `work` returns, which a worker calls for `whose`. Raises what it raises. Cancellation: asks it to stop."""
+    stop = Stop()
+    try:
+        return await services.workers.run(lambda: work(stop), whose)
+    except BaseException:
+        stop.ask()
+        raise
 
-    @property
-    def services(self) -> Services: ...
 
-
-async def select_later(connection: HasServices, request: InferRequest, response: InferResponse) -> None:
+async def select_later(
+    services: Services, request: InferRequest, response: InferResponse, whose: object
+) -> None:
     """select() by a worker. Raises what that raises. Cancellation: the worker finishes what it does."""
-    services = connection.services
     memory = AskedFromThread(services.shared_memory)
-    await services.workers.run(lambda: select(request, response, memory), connection)
+    await services.workers.run(lambda: select(request, response, memory), whose)

@@ -17,7 +17,6 @@ from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.proto_response import encode_response
 from neptrio.errors import Internal, TritonError, raise_it
 from neptrio.execution.admission import GRPC_ONE_RESPONSE
-from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import Call
@@ -36,10 +35,6 @@ class UnaryInfer(Call, UnaryCore):
     """A ModelInfer call, where the fast path of UnaryCore does not apply."""
 
     _connection: GrpcConnection
-    _timer: Timer | None
-    _message: Any
-    _compressed: bool
-    _request: InferRequest | None
     _infer: GrpcInfer | None
     _working: trio.CancelScope | None = None  # of the task that works on the message or the answer
 
@@ -130,7 +125,7 @@ class UnaryInfer(Call, UnaryCore):
         self._work(self._answer_by_worker, request, response)
 
     async def _answer_by_worker(self, request: InferRequest, response: InferResponse) -> None:
-        await select_later(self._connection, request, response)
+        await select_later(self._connection.services, request, response, self._connection)
         if not self._over:
             self._reply(response)
 

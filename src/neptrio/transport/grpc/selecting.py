@@ -61,7 +61,7 @@ class Selecting:
                 slow = _slow(request, response)
                 if slow:
                     try:
-                        await select_later(self._connection, request, response)
+                        await select_later(self._connection.services, request, response, self._connection)
                     except TritonError as error:
                         response.outputs = None
                         response.error = error.with_traceback(None)

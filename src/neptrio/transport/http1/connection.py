@@ -55,10 +55,6 @@ ANSWERS_OF_ALIKE: tuple[dict[object, list[Any]], dict[object, list[Any]]] = ({},
 class Http1Connection(Http1Input):
     """Reads requests from a socket and answers them in order."""
 
-    draining: bool
-    room: trio.Event | None
-    idle: trio.Event | None
-
     def __init__(self, wire: Wire, port: Port, turned_away: str = "") -> None:
         """`turned_away`: why there is no room for this connection; it is answered that; health probes, and control verbs
         of those who may use them, are answered as usual."""

@@ -54,8 +54,6 @@ _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.S)
 class Http1Input(Carrier, Http1FastPath):
     """Reads and parses; the connection, which inherits from it, handles what is complete and what is refused."""
 
-    direct: Any
-    later: bytes | None
     writer: SocketWriter
 
     def __init__(self, wire: Wire, port: Port, turned_away: str) -> None:

@@ -14,6 +14,8 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,23 +76,16 @@ class Carrier:
         if request.trace is not None:
             request.trace.hold()
         plain.encoding = trio.CancelScope()
-        self.wire.nursery.start_soon(
-            self._encode_later, plain, plain.encoding, request, response, binary_default, selecting
-        )
+        printed = partial(print_later, self.services, request, response, binary_default, selecting, self)
+        self.wire.nursery.start_soon(self._encode_later, plain, plain.encoding, request, printed)
 
     async def _encode_later(
-        self,
-        plain: Plain,
-        scope: trio.CancelScope,
-        request: InferRequest,
-        response: InferResponse,
-        binary_default: bool,
-        selecting: bool,
+        self, plain: Plain, scope: trio.CancelScope, request: InferRequest, printed: Callable[[], Any]
     ) -> None:
         gone = True
         try:
             with scope:
-                encoded = await print_later(self.services, request, response, binary_default, selecting, self)
+                encoded = await printed()
             gone = scope.cancelled_caught
             if gone:
                 raise Cancelled

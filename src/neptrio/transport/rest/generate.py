@@ -27,7 +27,7 @@ from neptrio.observe.timing import timing_headers
 from neptrio.request.back_pressure import let_send
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
-from neptrio.transport.infer_call import InferCall, Reserve
+from neptrio.transport.infer_call import InferCall, Reserve, by_worker
 from neptrio.transport.rest.disconnect import submitted, unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
@@ -158,12 +158,7 @@ class HttpGenerate(InferCall):
         """_payload(), by a worker if printing takes long."""
         if _size(response) <= PRINTED_HERE:
             return _payload(response)
-        stop = Stop()
-        try:
-            return await self.services.workers.run(lambda: _payload(response, stop), self)
-        except BaseException:
-            stop.ask()
-            raise
+        return await by_worker(self.services, lambda stop: _payload(response, stop), self)
 
     async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
         payloads: list[tuple[bytes, bool]] = []

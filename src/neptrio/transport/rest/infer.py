@@ -22,7 +22,7 @@ from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers
 from neptrio.request.infer_request import InferRequest, InferResponse, Timestamp
 from neptrio.service import Services
-from neptrio.transport.infer_call import InferCall, Reserve
+from neptrio.transport.infer_call import InferCall, Reserve, by_worker
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
@@ -71,19 +71,14 @@ async def print_later(
 
     Cancellation: asks the worker to stop; it does so before it prints much more.
     """
-    stop = Stop()
     memory = AskedFromThread(services.shared_memory)
 
-    def work() -> tuple[bytes, list[Any] | None, int] | None:
+    def work(stop: Stop) -> tuple[bytes, list[Any] | None, int] | None:
         if selecting:
             select(request, response, memory)
         return encode_response(request, response, binary_default, False, stop)
 
-    try:
-        encoded = await services.workers.run(work, whose)
-    except BaseException:
-        stop.ask()
-        raise
+    encoded = await by_worker(services, work, whose)
     assert encoded is not None
     return encoded
 
