@@ -18,6 +18,7 @@ def test_a_stream_that_ends_when_its_answer_is_ready(monkeypatch: pytest.MonkeyP
 
     class Connection:
         nursery: trio.Nursery
+        services = None
 
         def flush_soon(self) -> None:
             told.append("flush")

@@ -29,25 +29,15 @@ WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
 
 
-def window_bits(encoding: bytes | None) -> int:
-    """The wbits argument of zlib for a grpc-encoding. Raises Unsupported for an encoding other than gzip and deflate."""
+def inflater(message: bytes, encoding: bytes | None, most: int = INFLATED_LIMIT) -> Inflater:
+    """What inflates a message, which may become `most` bytes. Raises Unsupported for an encoding that is not known."""
     bits = WINDOW_BITS.get(encoding or b"identity")
     if bits is None:
         name = (encoding or b"identity").decode("latin-1")
         raise Unsupported(
             f"a compressed message came with grpc-encoding '{shown(name)}', expected gzip or deflate"
         )
-    return bits
-
-
-def inflater(message: bytes, encoding: bytes | None, most: int = INFLATED_LIMIT) -> Inflater:
-    """What inflates a message, which may become `most` bytes. Raises Unsupported."""
-    return Inflater(window_bits(encoding), message, min(most, limit_of(message)))
-
-
-def limit_of(message: bytes) -> int:
-    """How many bytes a message may inflate to."""
-    return min(INFLATED_LIMIT, max(FREE_BYTES, RATIO * len(message)))
+    return Inflater(bits, message, min(most, INFLATED_LIMIT, max(FREE_BYTES, RATIO * len(message))))
 
 
 def refusal(message: bytes, error: Undecodable | TooLong, most: int) -> TritonError:
