@@ -9,13 +9,7 @@ from neptrio.execution.admission cimport Admission
 from neptrio.loop.loop_pass_core cimport LoopPassCore
 from neptrio.transport.grpc.message_stream cimport GrpcStream
 from neptrio.transport.http2.connection_core cimport Http2Core
-from neptrio.request.infer_request cimport (
-    GRPC_PROTOCOL,
-    InferRequest,
-    InferResponse,
-    Responder,
-    now_ns,
-)
+from neptrio.request.infer_request cimport GRPC_PROTOCOL, InferRequest, InferResponse, Responder, now_ns
 from neptrio.observe.trace cimport Trace
 
 from neptrio.codec.outputs import select, selects_slowly

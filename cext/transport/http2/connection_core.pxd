@@ -21,5 +21,4 @@ cdef class Http2Core(Connection):
     cdef ssize_t receive_some(self, Account account, Py_ssize_t room, Py_ssize_t* asked) except -2
     cpdef feed(self, data)
     cpdef want_flush(self)
-    cdef Py_ssize_t unsent(self) except -1
     cpdef object unread(self)

@@ -146,21 +146,18 @@ cdef class Http2Core(Connection):
         """There is output: has it sent at the end of the loop pass."""
         LoopPassCore.want_flush(self.loop_pass, self)
 
-    cdef Py_ssize_t unsent(self) except -1:
-        return self.writer.pending
-
     @property
     def held_bytes(self) -> int:
         """Bytes that the connection holds: of requests, from when there was room for them until they are answered, and of
         answers until the kernel has them."""
         cdef Account account = self.session.account
-        return account.in_bytes + account.coming + account.served_bytes + account.out_bytes + account.held + self.unsent()
+        return account.in_bytes + account.coming + account.served_bytes + account.out_bytes + account.held + self.writer.pending
 
     @property
     def overfull(self) -> bool:
         """True while more bytes of replies wait for the client than a connection may hold."""
         cdef Account account = self.session.account
-        return account.out_bytes + self.unsent() > HELD
+        return account.out_bytes + self.writer.pending > HELD
 
     cpdef object unread(self):
         # type: () -> TritonError | None
@@ -170,7 +167,7 @@ cdef class Http2Core(Connection):
         if self.totals.out_bytes <= self.output_limit:
             return None
         account = self.session.account
-        if account.out_bytes + account.held + self.unsent() <= HELD:
+        if account.out_bytes + account.held + self.writer.pending <= HELD:
             return None
         return TritonError(
             f"the client does not read its answers: {account.out_bytes + account.held} bytes wait for it, and more "

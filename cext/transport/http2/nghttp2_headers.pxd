@@ -2,14 +2,7 @@
 # the references on to a HeaderBlock, drop() releases them.
 from libc.string cimport memcmp
 
-from neptrio.transport.http2.nghttp2 cimport (
-    nghttp2_nv,
-    nghttp2_rcbuf,
-    nghttp2_rcbuf_decref,
-    nghttp2_rcbuf_get_buf,
-    nghttp2_rcbuf_incref,
-    nghttp2_vec,
-)
+from neptrio.transport.http2.nghttp2 cimport *
 
 cdef enum:
     MAX_HEADERS = 128

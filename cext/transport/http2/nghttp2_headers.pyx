@@ -16,14 +16,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
 from neptrio.codec.digits cimport digits
-from neptrio.transport.http2.nghttp2 cimport (
-    NGHTTP2_NV_FLAG_NONE,
-    nghttp2_nv,
-    nghttp2_rcbuf,
-    nghttp2_rcbuf_decref,
-    nghttp2_rcbuf_get_buf,
-    nghttp2_vec,
-)
+from neptrio.transport.http2.nghttp2 cimport *
 
 cdef enum Problem:   # what is wrong with a request's headers, see transport.http2.limits
     FINE = 0

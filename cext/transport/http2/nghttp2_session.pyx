@@ -50,12 +50,7 @@ from neptrio.transport.http2.nghttp2_headers cimport (
 
 import logging
 
-from neptrio.transport.http2.limits import (
-    ENHANCE_YOUR_CALM,
-    GRPC,
-    HEADER_BOMB,
-    MAX_HEADER_LIST,
-)
+from neptrio.transport.http2.limits import ENHANCE_YOUR_CALM, GRPC, HEADER_BOMB, MAX_HEADER_LIST
 
 log = logging.getLogger("neptrio.http2")
 

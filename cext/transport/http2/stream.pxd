@@ -21,7 +21,6 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef Py_ssize_t frame_left         # how many of them are still to come
     cdef readonly Py_ssize_t placed    # bytes that were received at their place, so far
     cdef void count_in(self, Py_ssize_t n) noexcept
-    cdef void count_served(self, Py_ssize_t n) noexcept
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
 

@@ -51,9 +51,6 @@ cdef class Account:
         self.in_bytes += n
         self.totals.in_bytes += n
 
-    cdef void count_served(self, Py_ssize_t n) noexcept:
-        self.served_bytes += n
-
     cdef void count_out(self, Py_ssize_t n) noexcept:
         self.out_bytes += n
         self.totals.out_bytes += n
@@ -147,7 +144,7 @@ cdef class Stream:
     cpdef int serve(self, Py_ssize_t n) except -1:
         """`n` bytes of complete messages are held until the call says served(), or has ended."""
         self.serving += n
-        self.account.count_served(n)
+        self.account.served_bytes += n
         return 0
 
     cpdef int served(self, Py_ssize_t n) except -1:
@@ -155,7 +152,7 @@ cdef class Stream:
         if n > self.serving:
             n = self.serving
         self.serving -= n
-        self.account.count_served(-n)
+        self.account.served_bytes -= n
         return 0
 
     @property
