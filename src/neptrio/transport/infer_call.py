@@ -20,13 +20,13 @@ from neptrio.codec.inflate import Inflater, TooLong, Undecodable
 from neptrio.codec.json_reader import Stop
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
-from neptrio.errors import Cancelled, TritonError
+from neptrio.errors import TritonError
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
-from neptrio.transport.reservation import Reservation
+from neptrio.transport.reservation import Kept, Reservation
 
 T = TypeVar("T")
 Reserve = Callable[[int], None] | None  # called by a worker before it allocates so many bytes
@@ -41,7 +41,6 @@ class InferCall:
         "_body",
         "_inflater",
         "_kept",
-        "_working",
         "forwarded",
         "inflated",
         "plain",
@@ -58,8 +57,7 @@ class InferCall:
         self.whose = self.request if whose is None else whose
         self.plain = False  # its message is not compressed, or was inflated
         self.inflated = 0  # bytes that it has of the budget for inflating
-        self._kept = 0  # and of that of held bytes
-        self._working = False  # a worker decodes it
+        self._kept: Kept | None = None  # and those of held bytes that workers have taken
         self._body: Any = None
         self._inflater: Inflater | None = None
 
@@ -127,18 +125,9 @@ class InferCall:
                 return
         body, self._body = self._body, None
         memory = AskedFromThread(self.services.shared_memory)
-        self._working = True
-        try:
-            reserve = Reservation(self._keep, self.text_bytes(body)).reserve
-            await by_worker(self.services, lambda stop: self.decode(body, memory, stop, reserve), self.whose)
-        finally:
-            self._working = False
-
-    def _keep(self, size: int) -> None:
-        if not self._working:
-            raise Cancelled  # nobody would give the bytes back
-        self.services.held.keep(size)
-        self._kept += size
+        kept = self._kept = Kept(self.services.held)
+        reserve = Reservation(kept.keep, self.text_bytes(body)).reserve
+        await by_worker(self.services, lambda stop: self.decode(body, memory, stop, reserve), self.whose)
 
     def give_back(self) -> None:
         """Returns the bytes of the inflated message, and of tensors that workers made, to the server's budgets. To be called
@@ -146,9 +135,8 @@ class InferCall:
         if self.inflated:
             self.services.inflating.release(self.inflated)
             self.inflated = 0
-        if self._kept:
-            self.services.held.let_go(self._kept)
-            self._kept = 0
+        if self._kept is not None:
+            self._kept.over()
 
     def submit(self, responder: Responder) -> None:
         """Submits the decoded request. Raises TritonError."""

@@ -11,6 +11,31 @@ from collections.abc import Callable
 
 import trio
 
+from neptrio.errors import Cancelled
+from neptrio.service.held_bytes import HeldBytes
+
+
+class Kept:
+    """What one call holds of the server's budget, for what its messages became."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self._size = 0
+        self._over = False
+
+    def keep(self, size: int) -> None:
+        """Counts more bytes. Raises Overloaded, and Cancelled when the call is over: nobody would give them back."""
+        if self._over:
+            raise Cancelled
+        self._held.keep(size)
+        self._size += size
+
+    def over(self) -> None:
+        """The call is over, and with it what it held. May be called again."""
+        self._over = True
+        self._held.let_go(self._size)
+        self._size = 0
+
 
 class Reservation:
     """What one worker reserves. `keep(bytes)` counts them on the loop's thread, and raises Overloaded or Cancelled."""

@@ -40,7 +40,7 @@ async def stays() -> dict[str, str]:
 
 def test_openai_waits_until_it_is_there() -> None:
     model = Thrashing()
-    services: Any = SimpleNamespace(admission=model, request_limits=SimpleNamespace(on=False))
+    services: Any = SimpleNamespace(admission=model, request_limits=SimpleNamespace(on=False), held=None)
     asked = HttpOpenAi(services, None, None, SimpleNamespace(), "")  # type: ignore[arg-type]
     with pytest.raises(
         NotFound, match="not configured for OpenAI's API"

@@ -38,6 +38,7 @@ from neptrio.transport.grpc.status import (
 )
 from neptrio.transport.header_policy import MODEL_FIELDS
 from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.reservation import Kept
 
 if TYPE_CHECKING:
     from neptrio.service.tokens import Account
@@ -104,7 +105,7 @@ class HandlerCall(Call):
         self._most = message_bytes(path, connection.services.settings.max_load_bytes)
         GrpcStream.__init__(self, session, stream_id, headers)
         self.max_message_bytes = self._most
-        self._held = 0  # bytes of the server's budget, for what a large message becomes
+        self._kept = Kept(connection.services.held)  # for what large messages become
         self.keeps = True
         self._connection = connection
         self._handler = handler  # None until the handlers' modules are imported
@@ -192,9 +193,7 @@ class HandlerCall(Call):
     async def read(self, raw: bytes) -> Any:
         """The request of a message's bytes, checked. Raises GRPCError and TritonError."""
         if len(raw) > LARGE_MESSAGE:
-            size = COPIES * len(raw)
-            self._connection.services.held.keep(size)
-            self._held += size
+            self._kept.keep(COPIES * len(raw))
         message = [raw]
         del raw
         found = await parsed(
@@ -284,8 +283,7 @@ class HandlerCall(Call):
                 trailers, failure = failed(error)
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
-        if self._held:
-            self._connection.services.held.let_go(self._held)
+        self._kept.over()
         self.tell(failure)
         del failure  # its traceback holds this call, which would hold it
         self._request = None

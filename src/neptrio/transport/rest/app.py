@@ -10,15 +10,15 @@ import trio
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.json_reader import too_long
 from neptrio.codec.openai import error_object
-from neptrio.errors import Cancelled, Internal, TritonError
+from neptrio.errors import Internal, TritonError
 from neptrio.limits import LONGEST_NAME
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services, Verbs
 from neptrio.service.audit import AuditLog
-from neptrio.service.held_bytes import HeldBytes
 from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.reservation import Kept
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.control_routes import CLIENT, KEPT, Answer, ControlRoutes, TooSlow, members
@@ -35,27 +35,6 @@ log = logging.getLogger("neptrio.rest")
 
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 C = TypeVar("C", HttpInfer, HttpInferStream, HttpGenerate)
-
-
-class Kept:
-    """The bytes that the objects of one call's JSON hold of the server's budget."""
-
-    def __init__(self, held: HeldBytes) -> None:
-        self._held = held
-        self._size = 0
-        self._over = False
-
-    def keep(self, size: int) -> None:
-        """Counts more bytes. Raises Overloaded, and Cancelled when the call is over: nobody would give them back."""
-        if self._over:
-            raise Cancelled
-        self._held.keep(size)
-        self._size += size
-
-    def over(self) -> None:
-        """The call is over, and with it its objects."""
-        self._over = True
-        self._held.let_go(self._size)
 
 
 class _Waiter(Responder):

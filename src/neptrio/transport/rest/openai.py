@@ -36,6 +36,7 @@ from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.service import Services, Verbs
 from neptrio.service.tokens import Account
 from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.reservation import Kept
 from neptrio.transport.rest.disconnect import unless_gone, when_loaded
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import JSON, Headers
@@ -86,7 +87,7 @@ class HttpOpenAi:
         self._created = int(time.time())
         self._address = address if services.request_limits.on else ""
         self._joined = False
-        self._kept = 0  # bytes of the server's budget
+        self._kept = Kept(services.held)
         self._made: dict[tuple[str, str], Tensor] = {}  # (role, text) -> what choices share
 
     async def completions(
@@ -224,8 +225,7 @@ class HttpOpenAi:
         if made is None:
             size = len(value) if value.isascii() else 4 * len(value)  # at most
             if size > COUNTED:
-                self._services.held.keep(size)
-                self._kept += size
+                self._kept.keep(size)
             made = self._made[role, value] = self._tensor(request, name, value)
         return Tensor(made.name, made.dtype, made.shape, made)
 
@@ -253,8 +253,7 @@ class HttpOpenAi:
         if self._joined:
             self._joined = False
             self._services.request_limits.leave(self._address, self._further)
-        self._services.held.let_go(self._kept)
-        self._kept = 0
+        self._kept.over()
         self._made.clear()
 
     def _cancel(self, choice: _Choice) -> None:
