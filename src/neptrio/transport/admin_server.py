@@ -89,7 +89,13 @@ class AdminServer(PortServer):
             self._console = Console(services, verbs, self._origins, policy, ports, found, admin=True)
         self._grpc = GrpcServer(services, verbs, None)
         self._port = Port(
-            services, self._app, policy, self._origins, only_app=True, counted=False, on_call=self._places.take
+            services,
+            self._app,
+            policy,
+            self._origins,
+            only_app=True,
+            counted=False,
+            on_call=self._places.take,
         )
         self._http1 = OpenConnections[Http1Connection](None)
         services.held.add(self._http1.held_bytes)

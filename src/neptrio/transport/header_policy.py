@@ -115,7 +115,7 @@ CERTIFICATE = "neptrio.certificate"  # the certificate that the connection's cli
 RAW_HEADERS = "neptrio.raw_headers"  # the headers, with names as the client wrote them
 GRPC_PREFIX = "triton-grpc-protocol-"
 RESERVED = frozenset(
-    "sequence_id sequence_start sequence_end priority timeout headers binary_data_output".split()
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
 RESERVED_PREFIX = "triton_"
 OWN_METADATA = "triton_grpc_error"  # metadata for the server itself (stream_infer.py), not forwarded

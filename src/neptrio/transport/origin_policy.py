@@ -137,9 +137,7 @@ class OriginPolicy:
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raises the problem() of a request with these headers, whose names must be in lower case."""
         found = dict(headers)
-        raise_it(
-            self.problem(method, found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site"))
-        )
+        raise_it(self.problem(method, found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")))
 
     def answer_headers(self, origin: bytes | None) -> Headers:
         """The headers to add to each answer to a request with this Origin (rule 5)."""

@@ -135,9 +135,7 @@ class PortServer:
             self._open -= 1
             self._changed.set()
 
-    async def begin(
-        self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery
-    ) -> None:
+    async def begin(self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery) -> None:
         """Serves a connection from its TLS handshake on, where there is one."""
         secure = None
         if self._tls is not None:

@@ -91,9 +91,7 @@ class RestServer(PortServer):
         self.http1.check(now_ns, request_ns, idle_ns, pressed)
         self.http2.check(now_ns, request_ns, idle_ns, pressed)
 
-    async def begin(
-        self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery
-    ) -> None:
+    async def begin(self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery) -> None:
         if self._hypercorn is None:
             await super().begin(sock, address, turned_away, nursery)
             return

@@ -20,11 +20,17 @@ from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Fo
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.reservation import Kept
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
-from neptrio.transport.rest.control_routes import CLIENT, KEPT, Answer, ControlRoutes, TooSlow, members
-from neptrio.transport.rest.disconnect import Disconnected, submitted, unless_gone, wait_or_cancel, when_loaded
+from neptrio.transport.rest.asgi import Receive, Send, client_of
+from neptrio.transport.rest.control_routes import CLIENT, KEPT, ControlRoutes, TooSlow, members
+from neptrio.transport.rest.disconnect import (
+    Disconnected,
+    submitted,
+    unless_gone,
+    wait_or_cancel,
+    when_loaded,
+)
 from neptrio.transport.rest.generate import HttpGenerate
-from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
+from neptrio.transport.rest.infer import JSON, Answer, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
 from neptrio.transport.rest.large_body import PIECE, send_in_pieces
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX

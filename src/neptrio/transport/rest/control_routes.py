@@ -25,12 +25,11 @@ from neptrio.transport.reservation import Reservation
 from neptrio.transport.rest import openai, openapi, routes
 from neptrio.transport.rest.asgi import Receive
 from neptrio.transport.rest.disconnect import Disconnected, when_loaded
-from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers
+from neptrio.transport.rest.infer import DECODED_LATER, JSON, Answer, Headers
 from neptrio.transport.rest.large_body import IncomingBody
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
 from neptrio.transport.rest.times import TIMES
 
-Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 LOAD_PARAMETERS = ("config", "async", LABELS, "unload_dependents")
 # keys of an ASGI scope

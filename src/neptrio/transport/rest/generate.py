@@ -29,7 +29,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Protocol,
 from neptrio.service import Services
 from neptrio.transport.infer_call import InferCall, Reserve, by_worker
 from neptrio.transport.rest.disconnect import submitted, unless_gone
-from neptrio.transport.rest.infer import JSON, Headers
+from neptrio.transport.rest.infer import JSON, Answer, Headers
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
 
@@ -121,7 +121,7 @@ class HttpGenerate(InferCall):
         services.admission.find(self.request, None)
         self.read_wishes(lambda: headers, dict(headers).get(TIMING))
 
-    async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+    async def run(self, body: Any, receive: Any, send: Any) -> Answer | None:
         """Answers the request. Sends a stream itself and returns None; otherwise returns status, headers and body.
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
@@ -138,10 +138,10 @@ class HttpGenerate(InferCall):
     def decode(self, body: Any, memory: Any, stop: Stop | None = None, reserve: Reserve = None) -> None:
         generate.decode(self.request, body, stop is not None, reserve)
 
-    async def _run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+    async def _run(self, body: Any, receive: Any, send: Any) -> Answer | None:
         queue = ResponseQueue()
         await submitted(self, self.times, body, receive, queue)
-        answer: tuple[int, Headers, list[Any]] | None = None
+        answer: Answer | None = None
         try:
             if self._stream:
                 await unless_gone(receive, self._events, queue, send)
@@ -160,7 +160,7 @@ class HttpGenerate(InferCall):
             return _payload(response)
         return await by_worker(self.services, lambda stop: _payload(response, stop), self)
 
-    async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
+    async def _single(self, queue: ResponseQueue) -> Answer:
         payloads: list[tuple[bytes, bool]] = []
         count = 0
         while (response := await queue.next()) is not None:

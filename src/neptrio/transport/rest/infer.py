@@ -31,6 +31,7 @@ from neptrio.transport.rest.times import CallTimes
 log = logging.getLogger("neptrio.rest")
 
 Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, Headers, list[Any]]  # status, headers without content-length, and the body's buffers
 JSON: Headers = [(b"content-type", b"application/json")]
 BINARY = (b"content-type", b"application/octet-stream")
 SEND_START = int(Timestamp.SEND_START)
@@ -191,7 +192,7 @@ class HttpInfer(InferCall):
         made = deflater(self.encoding, body)
         return made.out if await self.services.workers.finish(made.step, unless, self.whose) else None
 
-    def encode(self, response: InferResponse, later: bool = False) -> tuple[int, Headers, list[Any]] | None:
+    def encode(self, response: InferResponse, later: bool = False) -> Answer | None:
         """Status, headers without content-length, and the body's buffers.
 
         With `later`, None if classifying outputs or printing the JSON takes so long that encode_later() must do it.
@@ -212,7 +213,7 @@ class HttpInfer(InferCall):
             return self._encoding_failed(error)
         return None if encoded is None else self._encoded(*encoded)
 
-    async def encode_later(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
+    async def encode_later(self, response: InferResponse) -> Answer:
         """What encode() returns, made by a worker. Cancellation: asks the worker to stop."""
         try:
             encoded = await print_later(
@@ -228,16 +229,14 @@ class HttpInfer(InferCall):
             return JSON
         return [*JSON, *(request.trace.headers if request.trace else ()), *timing_headers(request)]
 
-    def _encoding_failed(self, error: Exception) -> tuple[int, Headers, list[Any]]:
+    def _encoding_failed(self, error: Exception) -> Answer:
         if isinstance(error, TritonError):
             return error.code.http, self._json_headers(), error_body(error)
         log.error("encoding a response of model '%s' failed", self.request.model_name, exc_info=error)
         internal = Internal(f"internal error: {type(error).__name__}: {error}")
         return 500, self._json_headers(), error_body(internal)
 
-    def _encoded(
-        self, head: bytes, blobs: list[Any] | None, binary_bytes: int
-    ) -> tuple[int, Headers, list[Any]]:
+    def _encoded(self, head: bytes, blobs: list[Any] | None, binary_bytes: int) -> Answer:
         plain = self._json_headers()
         headers: Headers = plain
         body: list[Any] = [head]

@@ -25,7 +25,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
 from neptrio.transport.rest.disconnect import submitted, unless_gone
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
-from neptrio.transport.rest.infer import Headers, HttpInfer
+from neptrio.transport.rest.infer import Answer, Headers, HttpInfer
 from neptrio.transport.rest.routes import Route
 from neptrio.transport.rest.times import CallTimes
 
@@ -58,7 +58,7 @@ class HttpInferStream(HttpInfer):
         if MULTIPART in dict(headers).get(b"accept", b"").lower():
             self._boundary = secrets.token_hex(16).encode()
 
-    async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+    async def run(self, body: Any, receive: Any, send: Any) -> Answer | None:
         """Answers the request: sends a stream and returns None, or returns status, headers and body of an error.
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
@@ -66,9 +66,7 @@ class HttpInferStream(HttpInfer):
         queue = StreamQueue()
         try:
             await submitted(self, self.times, body, receive, queue)
-            answer: tuple[int, Headers, list[Any]] | None = await unless_gone(
-                receive, self._responses, queue, send
-            )
+            answer: Answer | None = await unless_gone(receive, self._responses, queue, send)
             return answer
         finally:
             self.give_back()
@@ -76,7 +74,7 @@ class HttpInferStream(HttpInfer):
                 self.services.admission.cancel(self.request)
                 self.services.loop.loop_pass.end()
 
-    async def _responses(self, queue: StreamQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
+    async def _responses(self, queue: StreamQueue, send: Any) -> Answer | None:
         begun = False
         while (response := await queue.next()) is not None:
             if response.error is None:

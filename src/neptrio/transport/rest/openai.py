@@ -39,10 +39,9 @@ from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.reservation import Kept
 from neptrio.transport.rest.disconnect import unless_gone, when_loaded
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
-from neptrio.transport.rest.infer import JSON, Headers
+from neptrio.transport.rest.infer import JSON, Answer
 from neptrio.transport.rest.times import CallTimes
 
-Answer = tuple[int, Headers, list[Any]]
 PREFIX = "/v1/"  # of the paths whose errors have OpenAI's shape
 DONE = b"data: [DONE]\n\n"
 COUNTED = 32 << 10  # bytes: a larger text that was made of a request's is counted in the server's budget

@@ -85,7 +85,11 @@ class Route:
 
 
 def always_answered(
-    route: Route | None, method: str, headers: Pairs, policy: HeaderPolicy | None, certificate: Certificate | None
+    route: Route | None,
+    method: str,
+    headers: Pairs,
+    policy: HeaderPolicy | None,
+    certificate: Certificate | None,
 ) -> bool:
     """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
     if route is None:

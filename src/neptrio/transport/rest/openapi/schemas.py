@@ -50,9 +50,8 @@ PARAMETERS: Schema = {
 }
 DURATION = closed(count=COUNT, ns={**COUNT, "description": "sum in nanoseconds"})
 RESPONSE_COUNTS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
-INFERENCE_COUNTS = (
-    "success fail queue compute_input compute_infer compute_output cache_hit cache_miss"
-).split()
+COMPUTE = ("compute_input", "compute_infer", "compute_output")
+INFERENCE_COUNTS = ("success", "fail", "queue", *COMPUTE, "cache_hit", "cache_miss")
 DATA: Schema = {"type": "array", "description": "elements in row-major order, nested or flat"}
 REGION = {"shared_memory_region": TEXT, "shared_memory_offset": COUNT, "shared_memory_byte_size": COUNT}
 
@@ -156,7 +155,9 @@ SCHEMAS: dict[str, Schema] = {
     "Sequences": opened(
         model_name=TEXT,
         model_version=TEXT,
-        **dict.fromkeys("live slots slots_used null_requests backlog backlog_requests".split(), COUNT),
+        **dict.fromkeys(
+            ("live", "slots", "slots_used", "null_requests", "backlog", "backlog_requests"), COUNT
+        ),
         sequences=listed(opened()),
     ),
     "SequenceEnded": opened(),
@@ -172,12 +173,7 @@ SCHEMAS: dict[str, Schema] = {
             "type": "object",
             "additionalProperties": closed(**dict.fromkeys(RESPONSE_COUNTS, DURATION)),
         },
-        batch_stats=listed(
-            closed(
-                batch_size=COUNT,
-                **dict.fromkeys(("compute_input", "compute_infer", "compute_output"), DURATION),
-            )
-        ),
+        batch_stats=listed(closed(batch_size=COUNT, **dict.fromkeys(COMPUTE, DURATION))),
         memory_usage=listed(closed(type=TEXT, id=COUNT, byte_size=COUNT)),
     ),
     "TraceSettings": opened(
