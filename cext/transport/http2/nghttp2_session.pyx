@@ -375,7 +375,7 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
         if stream is None or stream.ended:
             return 0
         if stream.access is not None:
-            stream.arrived(n)
+            stream.access.bytes_in += n
         stream.feed(<const char*>data, n)
         if stream.lacks(LARGE):
             account.filling = stream

@@ -59,7 +59,6 @@ cdef class Stream:
     cdef bint lacks(self, Py_ssize_t n) noexcept             # at least so many bytes of what is being received
     cdef char* place(self, Py_ssize_t* n) noexcept           # where feed() would copy the next bytes, and how many; or NULL
     cdef int drop_input(self) except -1
-    cdef int arrived(self, Py_ssize_t n) except -1
     cpdef int logged(self, object access, str client, bytes path, int64_t began=*) except -1
     cdef int tell_access(self, bint whole) except -1
     cdef void expect_input(self, Py_ssize_t n) noexcept

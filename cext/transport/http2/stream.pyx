@@ -124,7 +124,7 @@ cdef class Stream:
         try:
             if view.len:
                 if self.access is not None:
-                    self.arrived(view.len)
+                    self.access.bytes_in += view.len
                 self.feed(<const char*>view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
@@ -210,11 +210,6 @@ cdef class Stream:
         cdef bytes method = self.headers.get(b":method") or b""
         self.access = access.begin("HTTP/2.0", client, method.decode("latin-1"), path.decode("latin-1"), began)
         self.access.agent = self.headers.get(b"user-agent") or b""
-        return 0
-
-    cdef int arrived(self, Py_ssize_t n) except -1:
-        """So many bytes of DATA have come, where the stream has a line of the access log."""
-        self.access.bytes_in += n
         return 0
 
     cdef int tell_access(self, bint whole) except -1:

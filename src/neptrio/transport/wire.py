@@ -61,11 +61,6 @@ class Wire:
         except OSError:
             return ("", 0)
 
-    @property
-    def scheme(self) -> str:
-        """`https` or `http`."""
-        return "http" if self.secure is None else "https"
-
     def receive(self) -> int:
         """Receives once: the bytes in the thread's buffer, 0 at the end, -1 when there are none now. Raises OSError."""
         if self.secure is not None:

@@ -59,8 +59,8 @@ async def inflated(message: bytes, encoding: bytes | None, most: int, connection
     made = inflater(message, encoding, most)
     try:
         if len(message) > INFLATED_HERE or not made.step(INFLATED_HERE, CALLS_HERE):
-            await connection.inflating.inflate(made, connection)
-            connection.inflating.release(made.made)
+            await connection.services.inflating.inflate(made, connection)
+            connection.services.inflating.release(made.made)
     except (Undecodable, TooLong) as error:
         raise refusal(message, error, made.limit) from None
     return bytes(made.content)

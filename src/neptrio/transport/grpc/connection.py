@@ -53,7 +53,6 @@ class GrpcConnection(Http2Connection):
         limits = server.services.request_limits
         self._limits = limits if limits.on and not server.admin else None
         self._held = server.services.held
-        self.inflating = server.inflating
         policy = server.policy
         self.forward = policy if policy is not None and policy.reads_messages else None
         self._policy = policy

@@ -83,7 +83,6 @@ class GrpcServer(PortServer):
         self.output_limit = settings.grpc_max_unread_bytes or memory_limit.share(4, at_least=1 << 30)
         if self.admin:
             self.input_limit = self.output_limit = sys.maxsize
-        self.inflating = services.inflating
         self._session_class = session_class()
         self.times = ConnectionTimes(
             settings.grpc_keepalive_time_ms,

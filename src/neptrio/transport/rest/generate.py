@@ -179,7 +179,7 @@ class HttpGenerate(InferCall):
         await send({"type": "http.response.start", "status": status, "headers": EVENTS})
         while response is not None:
             body = generate.event(payload)
-            with self.times.sending([(self.request, 1)]):
+            with self.times.sending(self.request):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             response = await queue.next()
             if response is not None:

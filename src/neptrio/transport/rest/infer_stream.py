@@ -90,7 +90,7 @@ class HttpInferStream(HttpInfer):
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self._start_headers()})
             body = self._packed(status, headers, parts)
-            with self.times.sending([(self.request, 1)]):
+            with self.times.sending(self.request):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         if not begun:
             raise Internal("the model ended the request without a response")

@@ -349,11 +349,10 @@ class HttpOpenAi:
         async def event(body: bytes, choice: _Choice | None = None) -> None:
             nonlocal begun
             async with turn:
-                told = []
+                request, unsent = None, 0
                 if choice is not None:
-                    told = [(choice.request, choice.unsent)]
-                    choice.unsent = 0
-                with self._times.sending(told):
+                    request, unsent, choice.unsent = choice.request, choice.unsent, 0
+                with self._times.sending(request, unsent):
                     if not begun:
                         begun = True
                         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})

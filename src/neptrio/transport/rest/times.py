@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,10 +29,7 @@ TIMES = "neptrio.times"  # the CallTimes
 RECEIVED = "neptrio.received"  # when the first byte came and when the request was whole; 0: not known
 ACCESS = "neptrio.access"  # the AccessRecord, where there is an access log
 
-Responses = Sequence[
-    tuple[InferRequest, int]
-]  # how many of the oldest responses to a request that are not sent
-Traced = list[tuple[Trace, int]]
+Traced = list[tuple[Trace, int]]  # and how many of the oldest responses to its request that are not sent
 
 
 class CallTimes:
@@ -92,9 +89,10 @@ class CallTimes:
             yield
 
     @contextmanager
-    def sending(self, responses: Responses) -> Iterator[None]:
-        """While the block runs bytes are sent that stand for these responses."""
-        with self._sending([(r.trace, count) for r, count in responses if count and r.trace is not None]):
+    def sending(self, request: InferRequest | None, count: int = 1) -> Iterator[None]:
+        """While the block runs bytes are sent that stand for so many responses to a request."""
+        trace = None if request is None else request.trace
+        with self._sending([(trace, count)] if count and trace is not None else []):
             yield
 
     @contextmanager
