@@ -15,15 +15,15 @@ import socket
 PACING = b"bbr"  # and its later versions, bbr2 and bbr3
 PLAIN = b"reno"
 _LONGEST_NAME = 16  # bytes, TCP_CA_NAME_MAX of Linux
-_CONGESTION = getattr(socket, "TCP_CONGESTION", None)  # not everywhere
 
 
 def paces(listener: socket.socket) -> bool:
     """Whether connections that `listener` accepts would be paced; False where nobody can tell."""
-    if _CONGESTION is None or listener.family not in (socket.AF_INET, socket.AF_INET6):
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
-        return listener.getsockopt(socket.IPPROTO_TCP, _CONGESTION, _LONGEST_NAME).startswith(PACING)
+        chosen = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LONGEST_NAME)
+        return chosen.startswith(PACING)
     except OSError:
         return False
 
@@ -37,7 +37,7 @@ def stays(address: str, own: str) -> bool:
 def unpace(sock: socket.socket, address: str) -> None:
     """Ends pacing on an accepted connection from `address` if it stays on this machine."""
     try:
-        if _CONGESTION is not None and stays(address, str(sock.getsockname()[0])):
-            sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, PLAIN)
+        if stays(address, str(sock.getsockname()[0])):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, PLAIN)
     except OSError:
         pass  # it is only slower so

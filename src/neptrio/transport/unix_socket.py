@@ -76,8 +76,6 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def client_name(sock: socket.socket) -> str:
     """Who is at the other end of a Unix socket, for the log: the user and the process, as far as the system tells."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return "unix"
     try:
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     except OSError:

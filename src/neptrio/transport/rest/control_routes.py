@@ -201,16 +201,13 @@ class ControlRoutes:
         regions = self._regions(route, change=True)
         regions.check_named(route.region)
         document = await self._document(scope, await self._body(scope, receive))
-        regions.register(route.region, *system_registration(document))
+        if route.verb == "cuda_shm_register":
+            await regions.register(route.region, *cuda_registration(document))
+        else:
+            regions.register(route.region, *system_registration(document))
         return 200, JSON, []
 
-    async def _cuda_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        regions = self._regions(route, change=True)
-        regions.check_named(route.region)
-        document = await self._document(scope, await self._body(scope, receive))
-        raw_handle, device_id, byte_size = cuda_registration(document)
-        await regions.register(route.region, raw_handle, device_id, byte_size)
-        return 200, JSON, []
+    _cuda_shm_register = _system_shm_register
 
     async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         trace = self._verbs.trace
