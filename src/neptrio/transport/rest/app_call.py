@@ -124,7 +124,7 @@ class _Call:
         self._scope: dict[str, Any] = {}
         wire = exchange.connection.wire
         self._stream: HTTPStream = hypercorn.stream(
-            self._not_called,  # type: ignore[arg-type]  # run() calls the app
+            None,  # type: ignore[arg-type]  # run() calls the app
             hypercorn.config,
             hypercorn.context,
             self,  # type: ignore[arg-type]  # spawn_app() is all that it calls
@@ -135,19 +135,12 @@ class _Call:
             1,
         )
 
-    async def _not_called(self, *args: Any) -> None:
-        raise NotImplementedError
-
     async def spawn_app(
         self, app: Any, config: Any, scope: dict[str, Any], send: Any
     ) -> Callable[[Any], Awaitable[None]]:
         """What hypercorn's stream asks its task group for."""
         self._scope = scope
         return self._put
-
-    def spawn(self, function: Callable[..., Any], *args: Any) -> None:
-        """The rest of a task group."""
-        self._exchange.connection.wire.nursery.start_soon(function, *args)
 
     async def _put(self, event: Any) -> None:
         self._queue.append(event)
