@@ -32,6 +32,7 @@ from neptrio.service import Services, Verbs
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest.asgi import client_of
 from neptrio.transport.rest.guards import Bounded
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ class AsgiFront:
 
     async def _serve(self, call: AsgiCall) -> None:
         app, policy = self._app()
-        client = call.scope.get("client")
-        address = str(client[0]) if client else ""
+        address = client_of(call.scope)
         bounded = Bounded(app, self._services, address, self._count, policy)
         limits = self._services.request_limits
         limits.join(address, bounded.open_requests)

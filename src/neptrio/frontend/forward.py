@@ -32,10 +32,11 @@ from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, HeaderPoli
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
-from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.control_routes import TooSlow
 from neptrio.transport.rest.disconnect import Disconnected
-from neptrio.transport.rest.infer import JSON, Headers, error_body
+from neptrio.transport.rest.guards import refuse
+from neptrio.transport.rest.infer import JSON
 from neptrio.transport.rest.times import TIMES, CallTimes
 
 LENGTH = struct.Struct("<I")
@@ -158,9 +159,9 @@ class ForwardingApp(RestApp):
         except Disconnected:
             pass
         except TooSlow:
-            await _answer(send, 408, JSON, [b'{"error":"the request did not arrive in time"}'])
+            await respond(send, 408, JSON, [b'{"error":"the request did not arrive in time"}'])
         except TritonError as error:
-            await _answer(send, error.code.http, [*JSON, *error.headers], error_body(error))
+            await refuse(error, send)
         finally:
             if not call.ended:
                 self.engine.frames.send(Kind.GONE, number)
@@ -177,7 +178,6 @@ class ForwardingApp(RestApp):
     ) -> None:
         frames = self.engine.frames
         times: CallTimes = scope[TIMES]
-        client = scope.get("client")
         head = json.dumps(
             {
                 "method": scope["method"],
@@ -187,7 +187,7 @@ class ForwardingApp(RestApp):
                 "version": scope.get("http_version", "1.1"),
                 "headers": texts(scope["headers"]),
                 "raw_headers": texts(scope[RAW_HEADERS]) if scope.get(RAW_HEADERS) else None,
-                "client": str(client[0]) if client else "",
+                "client": client_of(scope),
                 "certificate": as_document(scope.get(CERTIFICATE)),
                 "received": [times.began, times.whole],
             }
@@ -213,18 +213,6 @@ class ForwardingApp(RestApp):
                 if json.loads(payload)["whole"]:
                     await send({"type": "http.response.body", "body": b""})
                 return  # what broke off ends the connection
-
-
-async def _answer(send: Send, status: int, headers: Headers, body: list[bytes]) -> None:
-    whole = b"".join(body)
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"content-length", b"%d" % len(whole))],
-        }
-    )
-    await send({"type": "http.response.body", "body": whole})
 
 
 class ForwardingCall(HandlerCall):
