@@ -39,7 +39,7 @@ from neptrio.transport.port_server import PortServer
 from neptrio.transport.rest.asgi import respond
 from neptrio.transport.rest.guards import refuse
 from neptrio.transport.rest.infer import JSON
-from neptrio.transport.rest.large_body import PIECE, send_in_pieces
+from neptrio.transport.rest.large_body import send_in_pieces
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import metrics_tls
 from neptrio.transport.wire import Wire
@@ -176,26 +176,11 @@ class MetricsServer(PortServer):
             not_allowed = b'{"error":"Method Not Allowed"}'
             await respond(send, 405, [*JSON, (b"allow", b"GET")], [not_allowed], method)
         elif path.partition(b"?")[0] in PATHS:
-            parts = joined(await self.metrics.document())
-            start = [TEXT, (b"content-length", b"%d" % sum(map(len, parts)))]
+            whole = b"".join(await self.metrics.document())
+            start = [TEXT, (b"content-length", b"%d" % len(whole))]
             await send({"type": "http.response.start", "status": 200, "headers": start})
-            await send_in_pieces(send, parts)
+            await send_in_pieces(send, [whole])
         elif path in CONSOLE_PATHS:  # it is off: an empty page would be a riddle
             await respond(send, 404, [TEXT], [CONSOLE_OFF])
         else:
             await respond(send, 200, [], [])
-
-
-def joined(parts: list[bytes]) -> list[bytes]:
-    """The same bytes in parts of about PIECE bytes."""
-    found: list[bytes] = []
-    held: list[bytes] = []
-    size = 0
-    for part in parts:
-        held.append(part)
-        size += len(part)
-        if size >= PIECE:
-            found.append(b"".join(held))
-            held.clear()
-            size = 0
-    return [*found, b"".join(held)] if held else found
