@@ -61,17 +61,8 @@ class Wire:
         except OSError:
             return ("", 0)
 
-    def receive(self) -> int:
-        """Receives once: the bytes in the thread's buffer, 0 at the end, -1 when there are none now. Raises OSError."""
-        if self.secure is not None:
-            return self.secure.receive()
-        try:
-            return self.sock.recv_into(received_view())
-        except (BlockingIOError, InterruptedError):
-            return -1
-
     def receive_into(self, place: Any) -> int:
-        """receive() to a writable array of bytes."""
+        """Receives once to a writable array of bytes: how many, 0 at the end, -1 when there are none now. Raises OSError."""
         if self.secure is None:
             return receive_into(self.sock.fileno(), place)
         n = self.secure.receive(len(place))
@@ -84,7 +75,10 @@ class Wire:
         n = -1 if self.secure is None or not self.secure.more else self.secure.receive()
         while n < 0:
             await trio.lowlevel.wait_readable(self.sock)
-            n = self.receive()
+            try:
+                n = self.sock.recv_into(received_view()) if self.secure is None else self.secure.receive()
+            except (BlockingIOError, InterruptedError):
+                continue
         return n
 
     async def read(self, take: Callable[[], bool]) -> None:

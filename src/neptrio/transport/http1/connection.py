@@ -35,7 +35,6 @@ from neptrio.errors import TritonError, Unavailable
 from neptrio.limits import MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import Owner
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.host_header import host_problem
 from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore
@@ -257,9 +256,6 @@ class Http1Connection(Http1Input):
         except TritonError:
             return None, False
         return account, account is not None and not account.client.requests_per_second
-
-    def accepts_host(self, host: bytes) -> bool:
-        return host_problem(host, 1, "1.1") is None and self.port.origins.accepts_host(host)
 
     def _refuse(self, error: TritonError, status: int = 0) -> None:
         """Answers a request that will not be read to its end, and closes the connection after that."""

@@ -28,6 +28,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.service import Services
 from neptrio.service.access_log import AccessRecord
 from neptrio.service.audit import REFUSED
+from neptrio.transport.host_header import host_problem
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.head import RequestHead
@@ -56,6 +57,10 @@ class Carrier:
     services: Services
     loop_pass: LoopPassCore
     wire: Wire
+
+    def accepts_host(self, host: bytes) -> bool:
+        """Whether requests to this host are answered here."""
+        return host_problem(host, 1, "1.1") is None and self.port.origins.accepts_host(host)
 
     def pause(self) -> None:
         """A worker does something for a request, until resume()."""

@@ -198,9 +198,6 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
 
     # ------------------------------------------------------------ requests
 
-    def accepts_host(self, host: bytes) -> bool:
-        return host_problem(host, 1, "2") is None and self.port.origins.accepts_host(host)
-
     def begin_exchange(self, stream: RestStream) -> None:
         if stream.headers.problem == HEADERS_TOO_LARGE:
             self.reply_error(stream, TOO_LARGE_HEAD, status=431)
