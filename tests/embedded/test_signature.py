@@ -185,7 +185,8 @@ def test_a_batch_with_too_few_rows() -> None:
 
 def test_what_a_function_model_takes_is_in_every_signature() -> None:
     """Names, types and defaults, for help() and editors, wherever a function can be made a model."""
-    wanted = [p for p in inspect.signature(FunctionModel).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    said = inspect.signature(FunctionModel, eval_str=True).parameters.values()
+    wanted = [p for p in said if p.kind is p.KEYWORD_ONLY]
     assert len(wanted) == 7
     for maker in (neptrio.Server.function, neptrio.Server.add, neptrio.RunningServer.add):
         given = inspect.signature(maker).parameters.values()

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from neptrio.embedded import control
 from neptrio.embedded.call import Call
 from neptrio.embedded.engine import Engine
-from neptrio.embedded.functions import FunctionModel
+from neptrio.embedded.functions import FunctionModel, FunctionOptions, takes_function_options
 from neptrio.embedded.mail import ThreadMail
 from neptrio.embedded.model import AHEAD, ModelHandle, SequenceState, opened
 from neptrio.embedded.options import InferOptions, RequestOptions, takes_infer_options, takes_request_options
 from neptrio.embedded.response import Response
-from neptrio.embedded.signature import Tensors
 from neptrio.errors import TritonError
 from neptrio.request.infer_request import InferResponse
 
@@ -147,30 +146,12 @@ class RunningServer:
         """A model of this server. It need not be loaded yet."""
         return BlockingModel(self._engine, name, version)
 
+    @takes_function_options
     def add(
-        self,
-        function: Callable[..., Any],
-        *,
-        replace: bool = False,
-        name: str = "",
-        inputs: Tensors | None = None,
-        outputs: Tensors | None = None,
-        max_batch_size: int = 0,
-        batching: bool | Mapping[str, Any] = True,
-        instances: int = 1,
-        config: Mapping[str, Any] | None = None,
+        self, function: Callable[..., Any], *, replace: bool = False, **options: Unpack[FunctionOptions]
     ) -> BlockingModel:
         """Makes a function a model and loads it: see Server.add(). Raises TritonError, TypeError, ValueError."""
-        made = FunctionModel(
-            function,
-            name=name,
-            inputs=inputs,
-            outputs=outputs,
-            max_batch_size=max_batch_size,
-            batching=batching,
-            instances=instances,
-            config=config,
-        )
+        made = FunctionModel(function, **options)
         replaces = replace or not self._engine.ask(control.serves, made.name)
         with self._server._added(made, replaces):
             self._engine.ask(control.load, made.name, None, None)

@@ -16,12 +16,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from google.protobuf import text_format
 
 from neptrio import datatypes
 from neptrio.embedded.signature import Signature, Tensors, TensorSpec, read
+from neptrio.embedded.spelled_out import spelled_out
 
 MODEL_PY = """\
 from neptrio.embedded.function_model import model_class
@@ -33,8 +34,8 @@ _functions: dict[str, FunctionModel] = {}  # key -> the function of a running se
 _numbers = itertools.count(1)
 
 
-class FunctionModel:
-    """A function or class that is a model.
+class FunctionOptions(TypedDict, total=False):
+    """Keyword arguments of what makes a function or class a model, all of them optional.
 
     `name`: the model's name, by default the function's.
     `inputs`, `outputs`: what annotations do not say: name -> TensorSpec, (datatype, shape), or datatype.
@@ -45,6 +46,18 @@ class FunctionModel:
     `instances`: how many calls may run at the same time. A class is instantiated once for each.
     `config`: more fields of the model's configuration (as JSON), which come before everything else.
     """
+
+    name: str
+    inputs: Tensors | None
+    outputs: Tensors | None
+    max_batch_size: int
+    batching: bool | Mapping[str, Any]
+    instances: int
+    config: Mapping[str, Any] | None
+
+
+class FunctionModel:
+    """A function or class that is a model. Its arguments are FunctionOptions."""
 
     def __init__(
         self,
@@ -132,6 +145,10 @@ class FunctionModel:
         """Removes what write() has made."""
         self.forget()
         shutil.rmtree(repository / self.name, ignore_errors=True)
+
+
+_defaults = inspect.getfullargspec(FunctionModel.__init__).kwonlydefaults
+takes_function_options = spelled_out(FunctionOptions, _defaults or {})
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

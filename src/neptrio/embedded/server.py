@@ -28,12 +28,11 @@ from neptrio import storage_uri
 from neptrio.embedded import control
 from neptrio.embedded.blocking import RunningServer
 from neptrio.embedded.engine import Engine, OwnThread, first_error
-from neptrio.embedded.functions import FunctionModel
+from neptrio.embedded.functions import FunctionModel, FunctionOptions, takes_function_options
 from neptrio.embedded.functions_folder import FunctionsFolder
 from neptrio.embedded.model import Model
 from neptrio.embedded.server_settings import LOCAL, QUIET, ServerSettings, defaults
 from neptrio.embedded.setting_values import checked
-from neptrio.embedded.signature import Tensors
 from neptrio.embedded.spelled_out import spelled_out
 from neptrio.errors import NotFound, Unavailable
 from neptrio.settings import Settings
@@ -79,34 +78,14 @@ class Server:
     @overload
     def function(self, function: Made, /) -> Made: ...
     @overload
-    def function(
-        self,
-        /,
-        *,
-        name: str = "",
-        inputs: Tensors | None = None,
-        outputs: Tensors | None = None,
-        max_batch_size: int = 0,
-        batching: bool | Mapping[str, Any] = True,
-        instances: int = 1,
-        config: Mapping[str, Any] | None = None,
-    ) -> Callable[[Made], Made]: ...
+    def function(self, /, **options: Unpack[FunctionOptions]) -> Callable[[Made], Made]: ...
 
+    @takes_function_options
     def function(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str = "",
-        inputs: Tensors | None = None,
-        outputs: Tensors | None = None,
-        max_batch_size: int = 0,
-        batching: bool | Mapping[str, Any] = True,
-        instances: int = 1,
-        config: Mapping[str, Any] | None = None,
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOptions]
     ) -> Any:
         """Makes a function or class a model of this server: the decorator `@server.function`, alone or with options, which
-        embedded.functions.FunctionModel explains.
+        embedded.functions.FunctionOptions explains.
 
         It must be applied before the server starts; add() works later too. Raises TypeError for a function that cannot be
         a model.
@@ -115,16 +94,7 @@ class Server:
             raise RuntimeError("the server has started: use add() for one more function")
 
         def decorate(function: Made) -> Made:
-            made = FunctionModel(
-                function,
-                name=name,
-                inputs=inputs,
-                outputs=outputs,
-                max_batch_size=max_batch_size,
-                batching=batching,
-                instances=instances,
-                config=config,
-            )
+            made = FunctionModel(function, **options)
             if made.name in self._functions:
                 raise ValueError(f"this server has a function model '{made.name}' already")
             self._functions[made.name] = made
@@ -138,18 +108,9 @@ class Server:
             raise TypeError("model() finds a model by its name; @server.function makes a function one")
         return Model(self._running(), name, version)
 
+    @takes_function_options
     async def add(
-        self,
-        function: Callable[..., Any],
-        *,
-        replace: bool = False,
-        name: str = "",
-        inputs: Tensors | None = None,
-        outputs: Tensors | None = None,
-        max_batch_size: int = 0,
-        batching: bool | Mapping[str, Any] = True,
-        instances: int = 1,
-        config: Mapping[str, Any] | None = None,
+        self, function: Callable[..., Any], *, replace: bool = False, **options: Unpack[FunctionOptions]
     ) -> Model:
         """Makes a function a model of the running server, and loads it. Options as for function().
 
@@ -158,16 +119,7 @@ class Server:
         are then those from before.
         """
         engine = self._running()
-        made = FunctionModel(
-            function,
-            name=name,
-            inputs=inputs,
-            outputs=outputs,
-            max_batch_size=max_batch_size,
-            batching=batching,
-            instances=instances,
-            config=config,
-        )
+        made = FunctionModel(function, **options)
         replaces = replace or not await engine.reach(control.serves, made.name)
         with self._added(made, replaces):
             await engine.reach(control.load, made.name, None, None)
