@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 QUEUE = "cext/scheduling/batch_queue.pyx"
 POLICY = "src/neptrio/scheduling/policy.py"
+CONFIG = "src/neptrio/config/validate_config.py"
 DYNAMIC = "src/neptrio/scheduling/dynamic.py"
 PROPERTIES = ["tests/scheduling/test_dynamic_properties.py"]
 CASES = [
@@ -29,6 +30,7 @@ CASES = [
     "tests/scheduling/test_dynamic.py",
     "tests/scheduling/test_dynamic_boundaries.py",
     "tests/scheduling/test_policy.py",
+    "tests/config/test_validate_config.py",
 ]
 COPIED = ("src", "cext", "tests", "build", "proto", "tools", "setup.py", "pyproject.toml", "README.md")
 
@@ -101,17 +103,17 @@ MUTANTS: list[tuple[str, str, str]] = [
     (POLICY, "bool(self.max_size or self.timeout_us)", "bool(self.max_size and self.timeout_us)"),
     (POLICY, "len(self.levels) > 1 or", "len(self.levels) > 2 or"),
     (POLICY, "message.timeout_action == DELAY", "message.timeout_action != DELAY"),
-    (POLICY, "if size <= 0:", "if size < 0:"),
-    (POLICY, "if size > largest:", "if size >= largest:"),
-    (POLICY, "not 1 <= default_level <= count:", "not 1 <= default_level < count:"),
-    (POLICY, "not 1 <= level <= count:", "not 1 <= level < count:"),
+    (CONFIG, "if size < 1 or", "if size < 0 or"),
+    (CONFIG, "size > limit and", "size >= limit and"),
+    (CONFIG, "not 1 <= d.default_priority_level <= levels:", "not 1 <= d.default_priority_level < levels:"),
+    (CONFIG, "not 1 <= level <= levels:", "not 1 <= level < levels:"),
     (POLICY, "if count > MOST_LEVELS:", "if count >= MOST_LEVELS:"),
-    (POLICY, "        if count > 1:", "        if count > 0:"),
-    (POLICY, "level.timeout_us and level.delay", "level.timeout_us or level.delay"),
+    (CONFIG, "        if levels > 1:", "        if levels > 0:"),
+    (CONFIG, "policy.timeout_action == DELAY", "policy.timeout_action != DELAY"),
     (POLICY, "or (largest,),", "or (1,),"),
     (POLICY, "MOST_DELAY_US) * 1000,", "MOST_DELAY_US),"),
     (POLICY, "max(count, 1) + 1)", "max(count, 1))"),
-    (POLICY, "default_level=default_level or 1", "default_level=1"),
+    (POLICY, "default_level=batching.default_priority_level or 1", "default_level=1"),
     (POLICY, "if i.is_shape_tensor)", "if not i.is_shape_tensor)"),
     # what the scheduler does with it
     (DYNAMIC, "self._prefetch = not policy.exact and", "self._prefetch = policy.exact and"),

@@ -31,7 +31,9 @@ GOOD = [
     IO,
     'input { name: "X" data_type: TYPE_FP32 dims: [ -1, 6 ] reshape { shape: [ -1, 2, 3 ] } }',
     'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }',
-    IO + "dynamic_batching { preferred_batch_size: [ 4, 8 ] priority_levels: 2 default_priority_level: 2 }",
+    IO + "dynamic_batching { preferred_batch_size: [ 4, 8 ] priority_levels: 2 default_priority_level: 2 "
+    "priority_queue_policy { key: 2 value: {} } }",
+    IO + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
     IO + "sequence_batching { oldest { max_candidate_sequences: 4 } control_input { name: 'START' control { "
     "kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } control_input { name: 'ID' control { "
     "kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }",
@@ -77,6 +79,15 @@ BAD = [
     (
         IO + "dynamic_batching {\n preferred_batch_size: [ 4, 9 ] }",
         ":6: dynamic_batching.preferred_batch_size[1]: expected a batch size from 1 to max_batch_size (8), got 9",
+    ),
+    (IO + "dynamic_batching { preferred_batch_size: [ 0 ] }", "from 1 to max_batch_size (8), got 0"),
+    (
+        IO + "dynamic_batching { priority_levels: 3 default_priority_level: 4 }",
+        "expected a level from 1 to priority_levels (3), got 4",
+    ),
+    (
+        IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 0 value: {} } }",
+        "priority_queue_policy: expected levels from 1 to priority_levels (2), got 0",
     ),
     (IO + "dynamic_batching { priority_levels: 3 }", "expected a level from 1 to priority_levels (3), got 0"),
     (

@@ -116,7 +116,7 @@ def _completed(checked: Checked, settings: Settings) -> Any:
     """The configuration of a model that completes it itself, which runs the model's own code for that, as a load does. Raises
     TritonError."""
     from neptrio.backends import registry
-    from neptrio.config import defaults
+    from neptrio.config import defaults, validate_config
 
     assert checked.source is not None and checked.folder is not None
     config, version = model_config.new_config(), max(checked.versions)
@@ -127,6 +127,7 @@ def _completed(checked: Checked, settings: Settings) -> Any:
         LoadContext(checked.name, version, checked.folder, place, config, settings, cast(ModelHost, None))
     )
     defaults.fill(config, backend)
+    validate_config.check(checked.source, config, checked.folder)
     return config
 
 

@@ -7,6 +7,7 @@ Source: docs/protocol/features.md A4, docs/protocol/rules.md E1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,13 @@ from neptrio.config import paths
 from neptrio.errors import InvalidArgument
 
 START, READY, END, CORRID = range(4)  # ModelSequenceBatching.Control.Kind
-KIND_NAMES = (
-    "CONTROL_SEQUENCE_START",
-    "CONTROL_SEQUENCE_READY",
-    "CONTROL_SEQUENCE_END",
-    "CONTROL_SEQUENCE_CORRID",
-)
 FREE_ON_DISCONNECT = "free_sequences_on_disconnect"
 
 _INT32, _UINT32, _INT64, _UINT64, _FP32, _BOOL, _STRING = (
     datatypes.NUMBER[name] for name in ("INT32", "UINT32", "INT64", "UINT64", "FP32", "BOOL", "BYTES")
 )
+# a control's values for false and true, of which it has one kind, and their type
+VALUES = {"int32_false_true": _INT32, "fp32_false_true": _FP32, "bool_false_true": _BOOL}
 CORRID_TYPES = (_UINT64, _INT64, _UINT32, _INT32, _STRING)
 
 
@@ -76,78 +73,27 @@ class SequenceConfig:
 def _controls(batching: Any, model: str) -> tuple[Control, ...]:
     made: list[Control] = []
     for tensor in batching.control_input:
-        if not tensor.name:
-            raise InvalidArgument(f"sequence batching control tensor must have a name for {model}")
-        if not tensor.control:
-            raise InvalidArgument(
-                f"sequence batching control tensor '{tensor.name}' for {model} names no control kind"
-            )
         for control in tensor.control:
             if control.kind not in range(4):
                 raise InvalidArgument(
                     f"sequence batching control tensor '{tensor.name}' for {model} has the unknown kind "
                     f"{control.kind}"
                 )
-            kind = KIND_NAMES[control.kind]
-            for other in made:
-                if other.kind == control.kind:
-                    raise InvalidArgument(f"sequence batching specifies multiple {kind} tensors for {model}")
-                if other.name == tensor.name:
-                    raise InvalidArgument(
-                        f"sequence batching control tensor '{tensor.name}' is specified for multiple control "
-                        f"kinds for {model}"
-                    )
-            made.append(_control(tensor.name, control, kind, model))
+            if any(other.name == tensor.name for other in made):
+                raise InvalidArgument(
+                    f"sequence batching control tensor '{tensor.name}' is specified for multiple control "
+                    f"kinds for {model}"
+                )
+            made.append(_control(tensor.name, control))
     return tuple(made)
 
 
-def _control(name: str, control: Any, kind: str, model: str) -> Control:
-    forms = [
-        (form, dtype, tuple(getattr(control, form)))
-        for form, dtype in (
-            ("int32_false_true", _INT32),
-            ("fp32_false_true", _FP32),
-            ("bool_false_true", _BOOL),
-        )
-        if getattr(control, form)
-    ]
-    if control.kind == CORRID:
-        if forms:
-            raise InvalidArgument(
-                "sequence batching must not specify 'int32_false_true', 'fp32_false_true' or "
-                f"'bool_false_true' for {kind} for {model}"
-            )
-        if control.data_type not in CORRID_TYPES:
-            given = control.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-            raise InvalidArgument(
-                f"unexpected data type for control {kind} for {model}: {given[control.data_type].name}. "
-                "Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
-            )
-        return Control(name, control.kind, control.data_type)
-    if not forms:
-        raise InvalidArgument(
-            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
-            f"'bool_false_true' for {kind} for {model}"
-        )
-    if len(forms) > 1:
-        raise InvalidArgument(
-            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
-            f"'bool_false_true' for {kind} for {model}"
-        )
-    form, dtype, values = forms[0]
-    if len(values) != 2:
-        raise InvalidArgument(
-            f"sequence batching control '{form}' must have exactly 2 entries for {kind} for {model}, "
-            f"got {len(values)}"
-        )
-    return Control(name, control.kind, dtype, (values[0], values[1]))
-
-
-def _count(dims: tuple[int, ...]) -> int:
-    n = 1
-    for d in dims:
-        n *= d
-    return n
+def _control(name: str, control: Any) -> Control:
+    for form, dtype in VALUES.items():
+        values = getattr(control, form)
+        if values:
+            return Control(name, control.kind, dtype, (values[0], values[1]))
+    return Control(name, control.kind, control.data_type)
 
 
 def _states(batching: Any, config: Any, model_dir: Path) -> tuple[State, ...]:
@@ -225,7 +171,7 @@ def _initial(
             f"cannot read the initial state '{initial.name}' of {model} from {path}: {error.strerror}"
         ) from None
     if state.data_type != _STRING:
-        expected = _count(own) * datatypes.ITEM_SIZE[state.data_type]
+        expected = math.prod(own) * datatypes.ITEM_SIZE[state.data_type]
         if len(data) != expected:
             raise InvalidArgument(
                 f"the initial state '{initial.name}' of {model} needs {expected} bytes for the dims {list(own)}, "
@@ -235,7 +181,8 @@ def _initial(
 
 
 def parse(config: Any, model_dir: Path) -> SequenceConfig:
-    """Reads and checks `config.sequence_batching`. Raises InvalidArgument.
+    """Reads `config.sequence_batching`, which validate_config has checked, and checks what needs more than one field. Raises
+    InvalidArgument.
 
     Reads the files of initial states, so it is called when a model loads.
     """
@@ -273,11 +220,6 @@ def parse(config: Any, model_dir: Path) -> SequenceConfig:
     }
     if direct:
         utilization = batching.direct.minimum_slot_utilization
-        if not 0 <= utilization <= 1:
-            raise InvalidArgument(
-                f"sequence batching minimum_slot_utilization for {model} must be in range [0.0, 1.0], got "
-                f"{utilization}"
-            )
         return SequenceConfig(
             direct=True,
             slots=max(1, size),
@@ -286,17 +228,6 @@ def parse(config: Any, model_dir: Path) -> SequenceConfig:
             **common,
         )
     oldest = batching.oldest
-    if oldest.max_candidate_sequences < 0:
-        raise InvalidArgument(
-            f"sequence batching max_candidate_sequences for {model} must be >= 0, got "
-            f"{oldest.max_candidate_sequences}"
-        )
-    for preferred in oldest.preferred_batch_size:
-        if preferred <= 0 or preferred > max(size, 1):
-            raise InvalidArgument(
-                f"sequence batching preferred batch size must be in range [1, {max(size, 1)}] for {model}, got "
-                f"{preferred}"
-            )
     return SequenceConfig(
         direct=False,
         slots=oldest.max_candidate_sequences or max(1, size),

@@ -18,7 +18,7 @@ from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import has_own_backend
 from neptrio.config.problem import Problem
-from neptrio.config.sequence_config import CORRID, CORRID_TYPES
+from neptrio.config.sequence_config import CORRID, CORRID_TYPES, VALUES
 from neptrio.config.timing import tells_times
 from neptrio.errors import InvalidArgument
 from neptrio.observe.metrics_config import FIRST_RESPONSE
@@ -288,11 +288,7 @@ def _sequence_batching(c: _Check) -> None:
 
 
 def _control(c: _Check, path: locate.Path, control: Any, name: str) -> None:
-    pairs = {
-        field: getattr(control, field)
-        for field in ("int32_false_true", "fp32_false_true", "bool_false_true")
-        if len(getattr(control, field))
-    }
+    pairs = {field: getattr(control, field) for field in VALUES if len(getattr(control, field))}
     if control.kind == CORRID:
         if pairs:
             c.fail(

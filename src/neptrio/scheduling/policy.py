@@ -55,31 +55,12 @@ def _queue_policy(message: Any) -> QueuePolicy:
 
 
 def batching_policy(config: Any) -> BatchingPolicy:
-    """The policy in `config.dynamic_batching`. Raises InvalidArgument."""
+    """The policy in `config.dynamic_batching`, which validate_config has checked. Raises InvalidArgument for too many levels."""
     batching = config.dynamic_batching
-    name = config.name
     largest = max(config.max_batch_size, 1)
-    for size in batching.preferred_batch_size:
-        if size <= 0:
-            raise InvalidArgument(f"dynamic batching preferred size must be positive for {name}, got {size}")
-        if size > largest:
-            raise InvalidArgument(
-                f"dynamic batching preferred size must be <= max batch size for {name}, got {size} with "
-                f"max_batch_size {config.max_batch_size}"
-            )
     count = batching.priority_levels
-    default_level = batching.default_priority_level
-    if count and not 1 <= default_level <= count:
-        raise InvalidArgument(
-            f"default priority level must be in range [1, {count}] for {name}, got {default_level}"
-        )
     if count > MOST_LEVELS:
-        raise InvalidArgument(f"priority_levels must be at most {MOST_LEVELS} for {name}, got {count}")
-    for level in batching.priority_queue_policy:
-        if not 1 <= level <= count:
-            raise InvalidArgument(
-                f"priority queue policy must have priority level in range [1, {count}] for {name}, got {level}"
-            )
+        raise InvalidArgument(f"priority_levels must be at most {MOST_LEVELS} for {config.name}, got {count}")
     usual = _queue_policy(batching.default_queue_policy)
     levels = tuple(
         _queue_policy(batching.priority_queue_policy[level])
@@ -87,22 +68,13 @@ def batching_policy(config: Any) -> BatchingPolicy:
         else usual
         for level in range(1, max(count, 1) + 1)
     )
-    if batching.preserve_ordering:
-        if count > 1:
-            raise InvalidArgument(
-                f"Only one priority level is allowed when 'preserve_ordering' is true for {name}, got {count}"
-            )
-        if any(level.timeout_us and level.delay for level in levels):
-            raise InvalidArgument(
-                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
-            )
     return BatchingPolicy(
         max_batch_size=largest,
         preferred=tuple(sorted(set(batching.preferred_batch_size))) or (largest,),
         delay_ns=min(batching.max_queue_delay_microseconds, MOST_DELAY_US) * 1000,
         preserve_ordering=batching.preserve_ordering,
         levels=levels,
-        default_level=default_level or 1,
+        default_level=batching.default_priority_level or 1,
         shape_tensors=tuple(i.name for i in config.input if i.is_shape_tensor),
     )
 
