@@ -43,6 +43,26 @@ class Result:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
+def encode_array(name: str, array: np.ndarray) -> tuple[str, bytes]:
+    """The datatype of an input and its bytes. Raises TypeError."""
+    dtype = datatypes.from_numpy(array.dtype)
+    if not dtype:
+        raise TypeError(f"input '{name}' has the dtype {array.dtype}, which the protocol does not have")
+    raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
+    return datatypes.NAME[dtype], raw
+
+
+def decode_array(datatype: str, shape: Iterable[int], raw: bytes) -> np.ndarray:
+    """An output of its bytes."""
+    number = datatypes.NUMBER[datatype]
+    if number == datatypes.BYTES:
+        array = np.empty(len(elements := split_bytes(raw)), dtype=object)
+        array[:] = elements
+    else:
+        array = np.frombuffer(raw, datatypes.NUMPY[number])
+    return array.reshape(tuple(shape))
+
+
 def encode(
     model: str,
     inputs: Inputs,
@@ -66,11 +86,8 @@ def encode(
         setattr(request.parameters[key], kind, value)
     for name, given in inputs.items():
         array = np.asarray(given)
-        dtype = datatypes.from_numpy(array.dtype)
-        if not dtype:
-            raise TypeError(f"input '{name}' has the dtype {array.dtype}, which the protocol does not have")
-        request.inputs.add(name=name, datatype=datatypes.NAME[dtype], shape=array.shape)
-        raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
+        datatype, raw = encode_array(name, array)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
         request.raw_input_contents.append(raw)
     for name in outputs:
         request.outputs.add(name=name)
@@ -81,13 +98,7 @@ def decode(response: Any) -> Result:
     """A ModelInferResponse message as a Result."""
     outputs = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        number = datatypes.NUMBER[tensor.datatype]
-        if number == datatypes.BYTES:
-            array = np.empty(len(elements := split_bytes(raw)), dtype=object)
-            array[:] = elements
-        else:
-            array = np.frombuffer(raw, datatypes.NUMPY[number])
-        outputs[tensor.name] = array.reshape(tuple(tensor.shape))
+        outputs[tensor.name] = decode_array(tensor.datatype, tensor.shape, raw)
     parameters = {k: getattr(v, v.WhichOneof("parameter_choice")) for k, v in response.parameters.items()}
     return Result(response.id, response.model_name, response.model_version, outputs, parameters)
 

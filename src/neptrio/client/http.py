@@ -12,10 +12,9 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 
 from neptrio import datatypes
-from neptrio.client.client import InferenceError, Inputs, Parameters, Result
+from neptrio.client.client import InferenceError, Inputs, Parameters, Result, decode_array, encode_array
 from neptrio.client.connection import ConnectionLost
 from neptrio.flags import authorization
-from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 HEADER = "Inference-Header-Content-Length"
 
@@ -106,12 +105,9 @@ def encode(
     raws = []
     for name, given in inputs.items():
         array = np.asarray(given)
-        dtype = datatypes.from_numpy(array.dtype)
-        if not dtype:
-            raise TypeError(f"input '{name}' has the dtype {array.dtype}, which the protocol does not have")
-        raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
+        datatype, raw = encode_array(name, array)
         raws.append(raw)
-        head["inputs"].append({"name": name, "datatype": datatypes.NAME[dtype], "shape": array.shape,
+        head["inputs"].append({"name": name, "datatype": datatype, "shape": array.shape,
                                "parameters": {"binary_data_size": len(raw)}})  # fmt: skip
     wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     if wanted:
@@ -124,17 +120,13 @@ def _result(body: bytes, size: int) -> Result:
     outputs: dict[str, np.ndarray] = {}
     at = size
     for tensor in head.get("outputs", ()):
-        number = datatypes.NUMBER[tensor["datatype"]]
+        datatype, shape = tensor["datatype"], tensor["shape"]
         length = tensor.get("parameters", {}).get("binary_data_size")
         if length is None:
-            array = np.array(tensor["data"], dtype=datatypes.NUMPY[number])
+            array = np.array(tensor["data"], dtype=datatypes.NUMPY[datatypes.NUMBER[datatype]]).reshape(shape)
         else:
-            raw, at = body[at : at + length], at + length
-            if number == datatypes.BYTES:
-                array = np.empty(len(elements := split_bytes(raw)), dtype=object)
-                array[:] = elements
-            else:
-                array = np.frombuffer(raw, datatypes.NUMPY[number])
-        outputs[tensor["name"]] = array.reshape(tuple(tensor["shape"]))
+            array = decode_array(datatype, shape, body[at : at + length])
+            at += length
+        outputs[tensor["name"]] = array
     return Result(head.get("id", ""), head.get("model_name", ""), str(head.get("model_version", "")), outputs,
                   head.get("parameters", {}))  # fmt: skip

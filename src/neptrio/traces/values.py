@@ -8,6 +8,7 @@ for every datatype (all NaNs come back as the same NaN); a Triton server's text 
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64decode
 from typing import Any
 
@@ -16,26 +17,13 @@ import numpy as np
 from neptrio import datatypes
 from neptrio.request.numpy_tensor import split_bytes
 
+_ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
 
 def strings(data: str) -> list[str]:
     """The elements of a BYTES tensor's text."""
-    found: list[str] = []
-    current: list[str] = []
-    inside = escaped = False
-    for letter in data:
-        if not inside:
-            inside = letter == '"'
-        elif escaped:
-            current.append(letter)
-            escaped = False
-        elif letter == "\\":
-            escaped = True
-        elif letter == '"':
-            found.append("".join(current))
-            current, inside = [], False
-        else:
-            current.append(letter)
-    return found
+    return [_ESCAPED.sub(r"\1", found) for found in _ELEMENT.findall(data)]
 
 
 def shape_of(tensor: dict[str, Any], key: str = "shape") -> tuple[int, ...]:

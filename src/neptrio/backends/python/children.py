@@ -25,7 +25,17 @@ from neptrio.loop.process_ends import ends
 CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 
 
-class Forked:
+class _Child:
+    pidfd = -1
+
+    def close(self) -> None:
+        """Closes the pidfd of a child that has ended."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+class Forked(_Child):
     """A process forked from a template; it is a child of the server. Has those parts of subprocess.Popen that are used
     here."""
 
@@ -77,17 +87,9 @@ class Forked:
             except ProcessLookupError:
                 pass
 
-    def close(self) -> None:
-        """Closes the pidfd of a child that has ended."""
-        pidfd, self.pidfd = self.pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
 
-
-class Started(subprocess.Popen[bytes]):
+class Started(_Child, subprocess.Popen[bytes]):
     """A process of a program of its own."""
-
-    pidfd = -1
 
     def begin(self) -> None:
         """To be called first. Raises OSError; the process is killed then."""
@@ -97,12 +99,6 @@ class Started(subprocess.Popen[bytes]):
             self.kill()
             self.wait()
             raise
-
-    def close(self) -> None:
-        """Closes the pidfd of a child that has ended."""
-        pidfd, self.pidfd = self.pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
 
 
 class Birth:
