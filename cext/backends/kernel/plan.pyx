@@ -1,6 +1,6 @@
 """Plans of kernel models: geometry, arguments and memory layout for one set of input shapes.
 
-A plan is made once per distinct set of shapes (backends.kernel.config evaluates the expressions) and is then only read,
+A plan is made once per distinct set of shapes (backends.kernel.model_spec evaluates the expressions) and is then only read,
 by any thread, without the GIL. Offsets are multiples of 256 bytes, which the CUDA allocator guarantees for addresses,
 so kernels that rely on this alignment work in every buffer.
 """

@@ -8,6 +8,7 @@ import pytest
 
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel import source
+from neptrio.backends.kernel.model_spec import ModelSpec
 from neptrio.backends.kernel.signature import kernels
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument
@@ -28,7 +29,7 @@ __global__ void nothing(void) { const char* s = "__global__ void fake(int y)"; }
 IO = (tensors("input", ("X", "FP32", "4")), tensors("output", ("Y", "FP32", "4")))
 
 
-def load(launch: str, *extra: str, io: tuple[str, ...] = IO, text: str = SOURCE) -> kernel_config.ModelSpec:
+def load(launch: str, *extra: str, io: tuple[str, ...] = IO, text: str = SOURCE) -> ModelSpec:
     parsed = model_config.parse_text(
         config_text(8, *io, parameter("kernels", launch), *extra), "config.pbtxt"
     )

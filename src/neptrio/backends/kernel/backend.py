@@ -16,7 +16,9 @@ from neptrio.backends import own_process
 from neptrio.backends.kernel import compile_options, device, host_compiler, source
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel.device_instance import DeviceInstance
+from neptrio.backends.kernel.expressions import Values
 from neptrio.backends.kernel.host_batch import HostImage, KernelBuilder
+from neptrio.backends.kernel.model_spec import Launch, ModelSpec
 from neptrio.backends.kernel.signature import Signature
 from neptrio.config import time_limits
 from neptrio.errors import InvalidArgument
@@ -103,8 +105,8 @@ class KernelBackend(Backend):
                 self._check_shared(launch)
         return host_compiler.compile_source(self.source, self.compile_options, self.context.name)
 
-    def _check_shared(self, launch: kernel_config.Launch) -> None:
-        size = launch.shared.evaluate(kernel_config.Values(1, {}, {}))
+    def _check_shared(self, launch: Launch) -> None:
+        size = launch.shared.evaluate(Values(1, {}, {}))
         if size > host_compiler.SHARED_LIMIT:
             raise InvalidArgument(
                 f"kernel '{launch.kernel}' of model '{self.context.name}': {size} bytes of shared memory, at most "
@@ -193,7 +195,7 @@ class HostInstance(BackendInstance):
 
 
 def _plan(
-    spec: kernel_config.ModelSpec,
+    spec: ModelSpec,
     order: dict[str, int],
     signatures: dict[str, Signature],
     shapes: list[tuple[int, ...] | None],

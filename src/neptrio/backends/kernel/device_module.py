@@ -10,7 +10,7 @@ from neptrio.backends.kernel.signature import CType, Parameter, Signature
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 
 if TYPE_CHECKING:
-    from neptrio.backends.kernel.config import ModelSpec
+    from neptrio.backends.kernel.model_spec import ModelSpec
 
 
 LOG_BYTES = 8192  # of the driver's compiler

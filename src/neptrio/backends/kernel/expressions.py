@@ -21,10 +21,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from neptrio.errors import InvalidArgument
 
+T = TypeVar("T")
 Number = int | float
 MAX_LENGTH = 2000  # characters; any real launch is far shorter
 MAX_DEPTH = 50  # of parentheses and signs
@@ -128,6 +129,16 @@ class Tokens:
         """Takes `text` or raises."""
         if not self.take(text):
             raise self.error(f"expected '{text}', got '{self.peek() or 'the end'}'")
+
+    def several(self, part: Callable[[], T], end: str) -> list[T]:
+        """What `part` reads, any number of times with commas between, up to `end`."""
+        found: list[T] = []
+        if not self.take(end):
+            found.append(part())
+            while self.take(","):
+                found.append(part())
+            self.expect(end)
+        return found
 
     def name(self, what: str) -> str:
         """Takes a name or raises."""
