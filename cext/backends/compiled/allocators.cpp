@@ -46,18 +46,6 @@ API Failed TRITONSERVER_ResponseAllocatorNew(Handle* allocator, AllocateFn alloc
   return nullptr;
 }
 
-API Failed TRITONSERVER_ResponseAllocatorDelete(Handle allocator) {
-  return allocator == nullptr || take<Allocator>(allocator) ? nullptr : missing(__func__, "Allocator handle");
-}
-
-API Failed TRITONSERVER_ResponseAllocatorSetQueryFunction(Handle allocator, QueryFn query) {
-  FOUND(Allocator, found, allocator);
-  found->query = query;
-  return nullptr;
-}
-
-API Failed TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(Handle allocator, AttributesFn attributes) {
-  FOUND(Allocator, found, allocator);
-  found->attributes = attributes;
-  return nullptr;
-}
+DELETES(TRITONSERVER_ResponseAllocatorDelete, Allocator)
+SETS(TRITONSERVER_ResponseAllocatorSetQueryFunction, Allocator, QueryFn, query)
+SETS(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction, Allocator, AttributesFn, attributes)

@@ -138,26 +138,16 @@ API Failed TRITONSERVER_InferenceRequestNew(Handle* call, Handle server, const c
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceRequestDelete(Handle call) {
-  return call == nullptr || take<Call>(call) ? nullptr : missing(__func__, "Call handle");
-}
+DELETES(TRITONSERVER_InferenceRequestDelete, Call)
 
-#define CALL_FIELD(NAME, TYPE, FIELD)                                              \
-  API Failed TRITONSERVER_InferenceRequestSet##NAME(Handle call, TYPE value) {     \
-    FOUND(Call, found, call);                                                      \
-    found->FIELD = value;                                                          \
-    return nullptr;                                                                \
-  }                                                                                \
-  API Failed TRITONSERVER_InferenceRequest##NAME(Handle call, TYPE* value) {       \
-    FOUND(Call, found, call);                                                      \
-    GIVEN(value);                                                                  \
-    *value = TYPE(found->FIELD);                                                   \
-    return nullptr;                                                                \
-  }
-CALL_FIELD(Flags, uint32_t, flags)
-CALL_FIELD(TimeoutMicroseconds, uint64_t, timeout_us)
-CALL_FIELD(Priority, uint32_t, priority)
-CALL_FIELD(PriorityUInt64, uint64_t, priority)
+TELLS(TRITONSERVER_InferenceRequestFlags, Call, uint32_t, found->flags)
+SETS(TRITONSERVER_InferenceRequestSetFlags, Call, uint32_t, flags)
+TELLS(TRITONSERVER_InferenceRequestTimeoutMicroseconds, Call, uint64_t, found->timeout_us)
+SETS(TRITONSERVER_InferenceRequestSetTimeoutMicroseconds, Call, uint64_t, timeout_us)
+TELLS(TRITONSERVER_InferenceRequestPriority, Call, uint32_t, uint32_t(found->priority))
+SETS(TRITONSERVER_InferenceRequestSetPriority, Call, uint32_t, priority)
+TELLS(TRITONSERVER_InferenceRequestPriorityUInt64, Call, uint64_t, found->priority)
+SETS(TRITONSERVER_InferenceRequestSetPriorityUInt64, Call, uint64_t, priority)
 
 API Failed TRITONSERVER_InferenceRequestSetId(Handle call, const char* id) {
   FOUND(Call, found, call);
@@ -165,12 +155,7 @@ API Failed TRITONSERVER_InferenceRequestSetId(Handle call, const char* id) {
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceRequestId(Handle call, const char** id) {
-  FOUND(Call, found, call);
-  GIVEN(id);
-  *id = found->id.c_str();
-  return nullptr;
-}
+TELLS(TRITONSERVER_InferenceRequestId, Call, const char*, found->id.c_str())
 
 API Failed TRITONSERVER_InferenceRequestSetCorrelationId(Handle call, uint64_t id) {
   FOUND(Call, found, call);
@@ -324,26 +309,9 @@ API Failed TRITONSERVER_InferenceRequestSetStringParameter(Handle call, const ch
   return set(__func__, call, name, value);
 }
 
-API Failed TRITONSERVER_InferenceRequestSetIntParameter(Handle call, const char* name, int64_t number) {
-  Value value;
-  value.type = INT;
-  value.integer = number;
-  return set(__func__, call, name, value);
-}
-
-API Failed TRITONSERVER_InferenceRequestSetBoolParameter(Handle call, const char* name, bool truth) {
-  Value value;
-  value.type = BOOL;
-  value.boolean = truth;
-  return set(__func__, call, name, value);
-}
-
-API Failed TRITONSERVER_InferenceRequestSetDoubleParameter(Handle call, const char* name, double number) {
-  Value value;
-  value.type = DOUBLE;
-  value.number = number;
-  return set(__func__, call, name, value);
-}
+SETS_NUMBER(TRITONSERVER_InferenceRequestSetIntParameter, int64_t, INT, integer)
+SETS_NUMBER(TRITONSERVER_InferenceRequestSetBoolParameter, bool, BOOL, boolean)
+SETS_NUMBER(TRITONSERVER_InferenceRequestSetDoubleParameter, double, DOUBLE, number)
 
 API Failed TRITONSERVER_InferenceRequestSetReleaseCallback(Handle call, ReleasedFn released, void* with) {
   FOUND(Call, found, call);
@@ -448,9 +416,4 @@ API Failed TRITONSERVER_InferenceRequestCancel(Handle call) {
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceRequestIsCancelled(Handle call, bool* cancelled) {
-  FOUND(Call, found, call);
-  GIVEN(cancelled);
-  *cancelled = found->cancelled;
-  return nullptr;
-}
+TELLS(TRITONSERVER_InferenceRequestIsCancelled, Call, bool, found->cancelled)

@@ -51,23 +51,9 @@ API Failed TRITONSERVER_MetricFamilyNew(Handle* family, int kind, const char* na
   return nullptr;
 }
 
-API Failed TRITONSERVER_MetricFamilyDelete(Handle family) {
-  return family == nullptr || take<Family>(family) ? nullptr : missing(__func__, "Family handle");
-}
-
-API Failed TRITONSERVER_GetMetricFamilyKind(Handle family, int* kind) {
-  FOUND(Family, found, family);
-  GIVEN(kind);
-  *kind = found->kind;
-  return nullptr;
-}
-
-API Failed TRITONSERVER_GetMetricKind(Handle metric, int* kind) {
-  FOUND(Metric, found, metric);
-  GIVEN(kind);
-  *kind = found->family->kind;
-  return nullptr;
-}
+DELETES(TRITONSERVER_MetricFamilyDelete, Family)
+TELLS(TRITONSERVER_GetMetricFamilyKind, Family, int, found->kind)
+TELLS(TRITONSERVER_GetMetricKind, Metric, int, found->family->kind)
 
 API Failed TRITONSERVER_MetricArgsNew(Handle* arguments) {
   GIVEN(arguments);
@@ -83,9 +69,7 @@ API Failed TRITONSERVER_MetricArgsSetHistogram(Handle arguments, const double* b
   return nullptr;
 }
 
-API Failed TRITONSERVER_MetricArgsDelete(Handle arguments) {
-  return arguments == nullptr || take<MetricArguments>(arguments) ? nullptr : missing(__func__, "MetricArguments handle");
-}
+DELETES(TRITONSERVER_MetricArgsDelete, MetricArguments)
 
 API Failed TRITONSERVER_MetricNewWithArgs(Handle* metric, Handle family, const Handle* labels, uint64_t count,
                                           Handle arguments) {
@@ -117,9 +101,7 @@ API Failed TRITONSERVER_MetricNew(Handle* metric, Handle family, const Handle* l
   return TRITONSERVER_MetricNewWithArgs(metric, family, labels, count, nullptr);
 }
 
-API Failed TRITONSERVER_MetricDelete(Handle metric) {
-  return metric == nullptr || take<Metric>(metric) ? nullptr : missing(__func__, "Metric handle");
-}
+DELETES(TRITONSERVER_MetricDelete, Metric)
 
 API Failed TRITONSERVER_MetricValue(Handle metric, double* value) {
   GIVEN(value);

@@ -35,26 +35,9 @@ API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int typ
 
 // ---------------------------------------------------------------- backends
 
-API Failed TRITONBACKEND_BackendName(Handle backend, const char** name) {
-  FOUND(Backend, found, backend);
-  GIVEN(name);
-  *name = found->name.c_str();
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_BackendConfig(Handle backend, Handle* config) {
-  FOUND(Backend, found, backend);
-  GIVEN(config);
-  *config = found->config->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_BackendExecutionPolicy(Handle backend, int* policy) {
-  FOUND(Backend, found, backend);
-  GIVEN(policy);
-  *policy = found->policy;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_BackendName, Backend, const char*, found->name.c_str())
+TELLS(TRITONBACKEND_BackendConfig, Backend, Handle, found->config->handle)
+TELLS(TRITONBACKEND_BackendExecutionPolicy, Backend, int, found->policy)
 
 API Failed TRITONBACKEND_BackendSetExecutionPolicy(Handle backend, int policy) {
   FOUND(Backend, found, backend);
@@ -72,25 +55,9 @@ API Failed TRITONBACKEND_BackendArtifacts(Handle backend, int* type, const char*
   return nullptr;
 }
 
-API Failed TRITONBACKEND_BackendMemoryManager(Handle backend, Handle* manager) {
-  FOUND(Backend, found, backend);
-  GIVEN(manager);
-  *manager = found->manager->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_BackendState(Handle backend, void** state) {
-  FOUND(Backend, found, backend);
-  GIVEN(state);
-  *state = found->state;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_BackendSetState(Handle backend, void* state) {
-  FOUND(Backend, found, backend);
-  found->state = state;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_BackendMemoryManager, Backend, Handle, found->manager->handle)
+TELLS(TRITONBACKEND_BackendState, Backend, void*, found->state)
+SETS(TRITONBACKEND_BackendSetState, Backend, void*, state)
 
 API Failed TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(Handle attribute, int kind, uint64_t count,
                                                                   const uint64_t*, uint64_t) {
@@ -99,27 +66,12 @@ API Failed TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(Handle attrib
   return nullptr;
 }
 
-API Failed TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(Handle attribute, bool enabled) {
-  FOUND(BackendAttribute, found, attribute);
-  found->parallel = enabled;
-  return nullptr;
-}
+SETS(TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading, BackendAttribute, bool, parallel)
 
 // ---------------------------------------------------------------- models
 
-API Failed TRITONBACKEND_ModelName(Handle model, const char** name) {
-  FOUND(Model, found, model);
-  GIVEN(name);
-  *name = found->name.c_str();
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelVersion(Handle model, uint64_t* version) {
-  FOUND(Model, found, model);
-  GIVEN(version);
-  *version = found->version;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelName, Model, const char*, found->name.c_str())
+TELLS(TRITONBACKEND_ModelVersion, Model, uint64_t, found->version)
 
 API Failed TRITONBACKEND_ModelRepository(Handle model, int* type, const char** location) {
   FOUND(Model, found, model);
@@ -145,12 +97,7 @@ API Failed TRITONBACKEND_ModelConfig(Handle model, uint32_t version, Handle* con
   return nullptr;
 }
 
-API Failed TRITONBACKEND_ModelAutoCompleteConfig(Handle model, bool* complete) {
-  FOUND(Model, found, model);
-  GIVEN(complete);
-  *complete = found->auto_complete;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelAutoCompleteConfig, Model, bool, found->auto_complete)
 
 API Failed TRITONBACKEND_ModelSetConfig(Handle model, uint32_t version, Handle config) {
   FOUND(Model, found, model);
@@ -164,76 +111,19 @@ API Failed TRITONBACKEND_ModelSetConfig(Handle model, uint32_t version, Handle c
   return nullptr;
 }
 
-API Failed TRITONBACKEND_ModelServer(Handle model, Handle* server) {
-  FOUND(Model, found, model);
-  GIVEN(server);
-  *server = found->server->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelBackend(Handle model, Handle* backend) {
-  FOUND(Model, found, model);
-  GIVEN(backend);
-  *backend = found->backend->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelState(Handle model, void** state) {
-  FOUND(Model, found, model);
-  GIVEN(state);
-  *state = found->state;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelSetState(Handle model, void* state) {
-  FOUND(Model, found, model);
-  found->state = state;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelServer, Model, Handle, found->server->handle)
+TELLS(TRITONBACKEND_ModelBackend, Model, Handle, found->backend->handle)
+TELLS(TRITONBACKEND_ModelState, Model, void*, found->state)
+SETS(TRITONBACKEND_ModelSetState, Model, void*, state)
 
 // ---------------------------------------------------------------- instances
 
-API Failed TRITONBACKEND_ModelInstanceName(Handle instance, const char** name) {
-  FOUND(Instance, found, instance);
-  GIVEN(name);
-  *name = found->name.c_str();
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceKind(Handle instance, int* kind) {
-  FOUND(Instance, found, instance);
-  GIVEN(kind);
-  *kind = found->kind;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceDeviceId(Handle instance, int32_t* device) {
-  FOUND(Instance, found, instance);
-  GIVEN(device);
-  *device = found->device;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceHostPolicy(Handle instance, Handle* policy) {
-  FOUND(Instance, found, instance);
-  GIVEN(policy);
-  *policy = found->host_policy->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceIsPassive(Handle instance, bool* passive) {
-  FOUND(Instance, found, instance);
-  GIVEN(passive);
-  *passive = found->passive;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceProfileCount(Handle instance, uint32_t* count) {
-  FOUND(Instance, found, instance);
-  GIVEN(count);
-  *count = uint32_t(found->profiles.size());
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelInstanceName, Instance, const char*, found->name.c_str())
+TELLS(TRITONBACKEND_ModelInstanceKind, Instance, int, found->kind)
+TELLS(TRITONBACKEND_ModelInstanceDeviceId, Instance, int32_t, found->device)
+TELLS(TRITONBACKEND_ModelInstanceHostPolicy, Instance, Handle, found->host_policy->handle)
+TELLS(TRITONBACKEND_ModelInstanceIsPassive, Instance, bool, found->passive)
+TELLS(TRITONBACKEND_ModelInstanceProfileCount, Instance, uint32_t, uint32_t(found->profiles.size()))
 
 static Failed no_such(const char* function, uint32_t index, size_t count) {
   return fail(INVALID_ARG, std::string(function) + ": out of bounds index " + std::to_string(index) + ", there are " +
@@ -248,12 +138,7 @@ API Failed TRITONBACKEND_ModelInstanceProfileName(Handle instance, uint32_t inde
   return nullptr;
 }
 
-API Failed TRITONBACKEND_ModelInstanceSecondaryDeviceCount(Handle instance, uint32_t* count) {
-  FOUND(Instance, found, instance);
-  GIVEN(count);
-  *count = uint32_t(found->secondary.size());
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelInstanceSecondaryDeviceCount, Instance, uint32_t, uint32_t(found->secondary.size()))
 
 API Failed TRITONBACKEND_ModelInstanceSecondaryDeviceProperties(Handle instance, uint32_t index, const char** kind,
                                                                 int64_t* id) {
@@ -266,25 +151,9 @@ API Failed TRITONBACKEND_ModelInstanceSecondaryDeviceProperties(Handle instance,
   return nullptr;
 }
 
-API Failed TRITONBACKEND_ModelInstanceModel(Handle instance, Handle* model) {
-  FOUND(Instance, found, instance);
-  GIVEN(model);
-  *model = found->model->handle;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceState(Handle instance, void** state) {
-  FOUND(Instance, found, instance);
-  GIVEN(state);
-  *state = found->state;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_ModelInstanceSetState(Handle instance, void* state) {
-  FOUND(Instance, found, instance);
-  found->state = state;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ModelInstanceModel, Instance, Handle, found->model->handle)
+TELLS(TRITONBACKEND_ModelInstanceState, Instance, void*, found->state)
+SETS(TRITONBACKEND_ModelInstanceSetState, Instance, void*, state)
 
 // ---------------------------------------------------------------- what instances report
 

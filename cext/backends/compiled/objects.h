@@ -343,3 +343,33 @@ void deliver(uint64_t call, const compiled_response* response, int final);
 
 #define GIVEN(POINTER) \
   if ((POINTER) == nullptr) return missing(__func__, "a pointer for a result")
+
+// Functions that tell one thing of the object behind their handle (`found`), set a field of it, or release it (rule 3).
+#define TELLS(NAME, TYPE, RESULT, VALUE)         \
+  API Failed NAME(Handle handle, RESULT* told) { \
+    FOUND(TYPE, found, handle);                  \
+    GIVEN(told);                                 \
+    *told = VALUE;                               \
+    return nullptr;                              \
+  }
+
+#define SETS(NAME, TYPE, ARGUMENT, FIELD)          \
+  API Failed NAME(Handle handle, ARGUMENT value) { \
+    FOUND(TYPE, found, handle);                    \
+    found->FIELD = value;                          \
+    return nullptr;                                \
+  }
+
+#define DELETES(NAME, TYPE)                                                                        \
+  API Failed NAME(Handle handle) {                                                                 \
+    return handle == nullptr || take<TYPE>(handle) ? nullptr : missing(__func__, #TYPE " handle"); \
+  }
+
+// one that adds a parameter with the file's own set(function, handle, name, value)
+#define SETS_NUMBER(NAME, ARGUMENT, KIND, FIELD)                      \
+  API Failed NAME(Handle handle, const char* name, ARGUMENT number) { \
+    Value value;                                                      \
+    value.type = KIND;                                                \
+    value.FIELD = number;                                             \
+    return set(__func__, handle, name, value);                        \
+  }

@@ -19,12 +19,7 @@ static Failed no_such(const char* function, uint32_t index, size_t count) {
                                std::to_string(count));
 }
 
-API Failed TRITONBACKEND_RequestId(Handle request, const char** id) {
-  FOUND(Request, found, request);
-  GIVEN(id);
-  *id = found->id.c_str();
-  return nullptr;
-}
+TELLS(TRITONBACKEND_RequestId, Request, const char*, found->id.c_str())
 
 API Failed TRITONBACKEND_RequestCorrelationId(Handle request, uint64_t* id) {
   FOUND(Request, found, request);
@@ -44,33 +39,10 @@ API Failed TRITONBACKEND_RequestCorrelationIdString(Handle request, const char**
   return nullptr;
 }
 
-API Failed TRITONBACKEND_RequestFlags(Handle request, uint32_t* flags) {
-  FOUND(Request, found, request);
-  GIVEN(flags);
-  *flags = found->flags;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_InferenceRequestTimeoutMicroseconds(Handle request, uint64_t* timeout) {
-  FOUND(Request, found, request);
-  GIVEN(timeout);
-  *timeout = found->timeout_us;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_RequestIsCancelled(Handle request, bool* cancelled) {
-  FOUND(Request, found, request);
-  GIVEN(cancelled);
-  *cancelled = host.cancelled(found->reply->key) != 0;
-  return nullptr;
-}
-
-API Failed TRITONBACKEND_RequestParameterCount(Handle request, uint32_t* count) {
-  FOUND(Request, found, request);
-  GIVEN(count);
-  *count = uint32_t(found->parameters.size());
-  return nullptr;
-}
+TELLS(TRITONBACKEND_RequestFlags, Request, uint32_t, found->flags)
+TELLS(TRITONBACKEND_InferenceRequestTimeoutMicroseconds, Request, uint64_t, found->timeout_us)
+TELLS(TRITONBACKEND_RequestIsCancelled, Request, bool, host.cancelled(found->reply->key) != 0)
+TELLS(TRITONBACKEND_RequestParameterCount, Request, uint32_t, uint32_t(found->parameters.size()))
 
 API Failed TRITONBACKEND_RequestParameter(Handle request, uint32_t index, const char** key, int* type, const void** value) {
   FOUND(Request, found, request);
@@ -85,12 +57,7 @@ API Failed TRITONBACKEND_RequestParameter(Handle request, uint32_t index, const 
   return nullptr;
 }
 
-API Failed TRITONBACKEND_RequestInputCount(Handle request, uint32_t* count) {
-  FOUND(Request, found, request);
-  GIVEN(count);
-  *count = uint32_t(found->inputs.size());
-  return nullptr;
-}
+TELLS(TRITONBACKEND_RequestInputCount, Request, uint32_t, uint32_t(found->inputs.size()))
 
 API Failed TRITONBACKEND_RequestInputName(Handle request, uint32_t index, const char** name) {
   FOUND(Request, found, request);
@@ -121,12 +88,7 @@ API Failed TRITONBACKEND_RequestInputByIndex(Handle request, uint32_t index, Han
   return nullptr;
 }
 
-API Failed TRITONBACKEND_RequestOutputCount(Handle request, uint32_t* count) {
-  FOUND(Request, found, request);
-  GIVEN(count);
-  *count = uint32_t(found->outputs.size());
-  return nullptr;
-}
+TELLS(TRITONBACKEND_RequestOutputCount, Request, uint32_t, uint32_t(found->outputs.size()))
 
 API Failed TRITONBACKEND_RequestOutputName(Handle request, uint32_t index, const char** name) {
   FOUND(Request, found, request);
@@ -164,12 +126,7 @@ API Failed TRITONBACKEND_RequestRelease(Handle request, uint32_t flags) {
   return nullptr;
 }
 
-API Failed TRITONBACKEND_RequestTrace(Handle request, Handle* trace) {
-  FOUND(Request, found, request);
-  GIVEN(trace);
-  *trace = found->trace ? found->trace->handle : nullptr;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_RequestTrace, Request, Handle, found->trace ? found->trace->handle : nullptr)
 
 // ---------------------------------------------------------------- inputs
 

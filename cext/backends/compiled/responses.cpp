@@ -164,12 +164,7 @@ API Failed TRITONBACKEND_ResponseFactorySendFlags(Handle factory, uint32_t flags
   return send(__func__, found->reply, nullptr, flags);
 }
 
-API Failed TRITONBACKEND_ResponseFactoryIsCancelled(Handle factory, bool* cancelled) {
-  FOUND(Factory, found, factory);
-  GIVEN(cancelled);
-  *cancelled = host.cancelled(found->reply->key) != 0;
-  return nullptr;
-}
+TELLS(TRITONBACKEND_ResponseFactoryIsCancelled, Factory, bool, host.cancelled(found->reply->key) != 0)
 
 // ---------------------------------------------------------------- responses
 
@@ -248,26 +243,9 @@ API Failed TRITONBACKEND_ResponseSetStringParameter(Handle response, const char*
   return set(__func__, response, name, value);
 }
 
-API Failed TRITONBACKEND_ResponseSetIntParameter(Handle response, const char* name, int64_t number) {
-  Value value;
-  value.type = INT;
-  value.integer = number;
-  return set(__func__, response, name, value);
-}
-
-API Failed TRITONBACKEND_ResponseSetBoolParameter(Handle response, const char* name, bool truth) {
-  Value value;
-  value.type = BOOL;
-  value.boolean = truth;
-  return set(__func__, response, name, value);
-}
-
-API Failed TRITONBACKEND_ResponseSetDoubleParameter(Handle response, const char* name, double number) {
-  Value value;
-  value.type = DOUBLE;
-  value.number = number;
-  return set(__func__, response, name, value);
-}
+SETS_NUMBER(TRITONBACKEND_ResponseSetIntParameter, int64_t, INT, integer)
+SETS_NUMBER(TRITONBACKEND_ResponseSetBoolParameter, bool, BOOL, boolean)
+SETS_NUMBER(TRITONBACKEND_ResponseSetDoubleParameter, double, DOUBLE, number)
 
 // ---------------------------------------------------------------- buffers of outputs
 
@@ -289,12 +267,7 @@ API Failed TRITONBACKEND_OutputBuffer(Handle output, void** buffer, uint64_t siz
   return buffer_of(__func__, found->buffer, buffer, size, type, id);
 }
 
-API Failed TRITONBACKEND_OutputBufferAttributes(Handle output, Handle* attributes) {
-  FOUND(Output, found, output);
-  GIVEN(attributes);
-  *attributes = found->attached.attributes(found->buffer.size);
-  return nullptr;
-}
+TELLS(TRITONBACKEND_OutputBufferAttributes, Output, Handle, found->attached.attributes(found->buffer.size))
 
 // what a backend looks up in its own response
 static Failed described(const Tensor& tensor, const char** name, int* datatype, const int64_t** shape, uint64_t* dims) {
@@ -349,12 +322,7 @@ API Failed TRITONBACKEND_StateBuffer(Handle state, void** buffer, uint64_t size,
   return buffer_of(__func__, found->buffer, buffer, size, type, id);
 }
 
-API Failed TRITONBACKEND_StateBufferAttributes(Handle state, Handle* attributes) {
-  FOUND(State, found, state);
-  GIVEN(attributes);
-  *attributes = found->attached.attributes(found->buffer.size);
-  return nullptr;
-}
+TELLS(TRITONBACKEND_StateBufferAttributes, State, Handle, found->attached.attributes(found->buffer.size))
 
 API Failed TRITONBACKEND_StateUpdate(Handle state) {
   const auto found = take<State>(state);

@@ -7,9 +7,7 @@ static Failed from_host(int code, const char* text) { return code == COMPILED_FI
 
 // ---------------------------------------------------------------- responses to calls
 
-API Failed TRITONSERVER_InferenceResponseDelete(Handle response) {
-  return response == nullptr || take<CallResponse>(response) ? nullptr : missing(__func__, "CallResponse handle");
-}
+DELETES(TRITONSERVER_InferenceResponseDelete, CallResponse)
 
 API Failed TRITONSERVER_InferenceResponseError(Handle response) {
   FOUND(CallResponse, found, response);
@@ -25,19 +23,8 @@ API Failed TRITONSERVER_InferenceResponseModel(Handle response, const char** nam
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceResponseId(Handle response, const char** id) {
-  FOUND(CallResponse, found, response);
-  GIVEN(id);
-  *id = found->id.c_str();
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceResponseParameterCount(Handle response, uint32_t* count) {
-  FOUND(CallResponse, found, response);
-  GIVEN(count);
-  *count = uint32_t(found->parameters.size());
-  return nullptr;
-}
+TELLS(TRITONSERVER_InferenceResponseId, CallResponse, const char*, found->id.c_str())
+TELLS(TRITONSERVER_InferenceResponseParameterCount, CallResponse, uint32_t, uint32_t(found->parameters.size()))
 
 API Failed TRITONSERVER_InferenceResponseParameter(Handle response, uint32_t index, const char** name, int* type,
                                                    const void** value) {
@@ -53,12 +40,7 @@ API Failed TRITONSERVER_InferenceResponseParameter(Handle response, uint32_t ind
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceResponseOutputCount(Handle response, uint32_t* count) {
-  FOUND(CallResponse, found, response);
-  GIVEN(count);
-  *count = uint32_t(found->outputs.size());
-  return nullptr;
-}
+TELLS(TRITONSERVER_InferenceResponseOutputCount, CallResponse, uint32_t, uint32_t(found->outputs.size()))
 
 API Failed TRITONSERVER_InferenceResponseOutput(Handle response, uint32_t index, const char** name, int* datatype,
                                                 const int64_t** shape, uint64_t* dims, const void** base, size_t* size,

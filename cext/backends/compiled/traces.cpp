@@ -14,33 +14,10 @@ API Failed TRITONSERVER_InferenceTraceId(Handle trace, uint64_t* id) {
   return nullptr;
 }
 
-API Failed TRITONSERVER_InferenceTraceParentId(Handle trace, uint64_t* id) {
-  FOUND(Trace, found, trace);
-  GIVEN(id);
-  *id = found->parent;
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceTraceModelName(Handle trace, const char** name) {
-  FOUND(Trace, found, trace);
-  GIVEN(name);
-  *name = found->model.c_str();
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceTraceModelVersion(Handle trace, int64_t* version) {
-  FOUND(Trace, found, trace);
-  GIVEN(version);
-  *version = found->version;
-  return nullptr;
-}
-
-API Failed TRITONSERVER_InferenceTraceRequestId(Handle trace, const char** id) {
-  FOUND(Trace, found, trace);
-  GIVEN(id);
-  *id = found->request.c_str();
-  return nullptr;
-}
+TELLS(TRITONSERVER_InferenceTraceParentId, Trace, uint64_t, found->parent)
+TELLS(TRITONSERVER_InferenceTraceModelName, Trace, const char*, found->model.c_str())
+TELLS(TRITONSERVER_InferenceTraceModelVersion, Trace, int64_t, found->version)
+TELLS(TRITONSERVER_InferenceTraceRequestId, Trace, const char*, found->request.c_str())
 
 API Failed TRITONSERVER_InferenceTraceContext(Handle trace, const char** context) {
   FOUND(Trace, found, trace);
