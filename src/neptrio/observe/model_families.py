@@ -40,6 +40,77 @@ STAGES = (
 CACHED = {True: "(includes cached requests)", False: "(does not include cached requests)"}
 
 
+# (name, kind, what it is) of each family, in the order of the document
+FAMILIES = (
+    ("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
+    ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes"),
+    ("nv_inference_count", "counter", "Number of inferences performed (does not include cached requests)"),
+    (
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+    ),
+    (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+    ),
+    *(
+        row
+        for name, _, what, cached in STAGES
+        for text in (f"{what} in microseconds {CACHED[cached]}",)
+        for row in (
+            (f"nv_inference_{name}_duration_us", "counter", f"Cumulative {text}"),
+            # as a Triton server writes it
+            (
+                f"nv_inference_{name}_summary_us",
+                "summary",
+                f"{'Summary of' if cached else 'Cumulative'} {text}",
+            ),
+        )
+    ),
+    (FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds"),
+    ("nv_cache_num_hits_per_model", "counter", "Number of cache hits per model"),
+    ("nv_cache_num_misses_per_model", "counter", "Number of cache misses per model"),
+    ("nv_cache_hit_duration_per_model", "counter", "Total cache hit duration per model, in microseconds"),
+    (
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+    ),
+    (
+        "nv_cache_hit_summary_per_model",
+        "summary",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+    ),
+    (
+        "nv_cache_miss_summary_per_model",
+        "summary",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+    ),
+    ("nv_model_load_duration_secs", "gauge", "Model load time in seconds"),
+    ("neptrio_model_memory_bytes", "gauge", "Memory that loading the model took, by type and id"),
+    ("neptrio_requests", "gauge", "Requests in the server now: queued, prepared or executing"),
+    ("neptrio_accepted_requests", "gauge", "Requests accepted and not yet answered"),
+    ("neptrio_inflight_bytes", "gauge", "Bytes of the accepted requests' input tensors"),
+    ("neptrio_live_sequences", "gauge", "Open sequences"),
+    ("neptrio_sequence_slots", "gauge", "Sequence slots of all instances, by use"),
+    ("neptrio_sequence_backlog", "gauge", "What waits for a sequence slot: sequences and their requests"),
+    ("neptrio_process_id", "gauge", "Process id of an instance's process"),
+    ("neptrio_process_resident_bytes", "gauge", "Resident memory of an instance's process"),
+    ("neptrio_process_cpu_seconds_total", "counter", "CPU time of an instance's process"),
+    ("neptrio_process_restarts_total", "counter", "Restarts of an instance's process"),
+    ("neptrio_process_ring_entries", "gauge", "Batches and messages ahead of a process"),
+    ("neptrio_batch_size", "histogram", "Sizes of the executed batches by why they were closed"),
+    (
+        "neptrio_batch_oldest_wait_seconds_total",
+        "counter",
+        "How long the oldest request of each executed batch had waited, by why it was closed",
+    ),
+    ("neptrio_stage_seconds", "histogram", "Successful requests by the time a stage took"),
+)
+
+
 class Detail(enum.StrEnum):
     """--metrics-detail: how many of our own metrics (those that Triton does not have) are shown."""
 
@@ -90,132 +161,12 @@ class ModelFamilies:
     """The families of one document: call add() for each model version, then read `families`."""
 
     def __init__(self, config: MetricsConfig, detail: Detail, with_cache: bool) -> None:
-        self.families: list[Family] = []
+        self._of = {name: Family(name, text, kind) for name, kind, text in FAMILIES}
+        self.families = list(self._of.values())
         self._config = config
         self._detail = detail
         self._with_cache = with_cache
         self._now = int(monotonic_ns())
-        self._nv_requests()
-        self._nv_latencies()
-        self._nv_cache()
-        self._load = self._family("nv_model_load_duration_secs", "gauge", "Model load time in seconds")
-        self._ours()
-
-    def _family(self, name: str, kind: str, text: str) -> Family:
-        made = Family(name, text, kind)
-        self.families.append(made)
-        return made
-
-    def _nv_requests(self) -> None:
-        self._success = self._family(
-            "nv_inference_request_success",
-            "counter",
-            "Number of successful inference requests, all batch sizes",
-        )
-        self._failure = self._family(
-            "nv_inference_request_failure",
-            "counter",
-            "Number of failed inference requests, all batch sizes",
-        )
-        self._count = self._family(
-            "nv_inference_count",
-            "counter",
-            "Number of inferences performed (does not include cached requests)",
-        )
-        self._executions = self._family(
-            "nv_inference_exec_count",
-            "counter",
-            "Number of model executions performed (does not include cached requests)",
-        )
-        self._pending = self._family(
-            "nv_inference_pending_request_count",
-            "gauge",
-            "Instantaneous number of pending requests awaiting execution per-model.",
-        )
-
-    def _nv_latencies(self) -> None:
-        self._durations: list[tuple[str, str, Family, Family]] = []
-        for name, key, what, cached in STAGES:
-            text = f"{what} in microseconds {CACHED[cached]}"
-            word = "Summary of" if cached else "Cumulative"  # as a Triton server writes it
-            counter = self._family(f"nv_inference_{name}_duration_us", "counter", f"Cumulative {text}")
-            summary = self._family(f"nv_inference_{name}_summary_us", "summary", f"{word} {text}")
-            self._durations.append((name, key, counter, summary))
-        self._first = self._family(
-            FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds"
-        )
-
-    def _nv_cache(self) -> None:
-        self._hits = self._family("nv_cache_num_hits_per_model", "counter", "Number of cache hits per model")
-        self._misses = self._family(
-            "nv_cache_num_misses_per_model", "counter", "Number of cache misses per model"
-        )
-        self._hit = self._family(
-            "nv_cache_hit_duration_per_model",
-            "counter",
-            "Total cache hit duration per model, in microseconds",
-        )
-        self._miss = self._family(
-            "nv_cache_miss_duration_per_model",
-            "counter",
-            "Total cache miss (insert+lookup) duration per model, in microseconds",
-        )
-        self._hit_summary = self._family(
-            "nv_cache_hit_summary_per_model",
-            "summary",
-            "Summary of cache hit counts/durations per model, in microseconds.",
-        )
-        self._miss_summary = self._family(
-            "nv_cache_miss_summary_per_model",
-            "summary",
-            "Summary of cache miss counts/durations per model, in microseconds.",
-        )
-
-    def _ours(self) -> None:
-        family = self._family
-        self._memory = family(
-            "neptrio_model_memory_bytes", "gauge", "Memory that loading the model took, by type and id"
-        )
-        self._requests = family(
-            "neptrio_requests", "gauge", "Requests in the server now: queued, prepared or executing"
-        )
-        self._accepted = family(
-            "neptrio_accepted_requests", "gauge", "Requests accepted and not yet answered"
-        )
-        self._inflight = family(
-            "neptrio_inflight_bytes", "gauge", "Bytes of the accepted requests' input tensors"
-        )
-        self._sequences = family("neptrio_live_sequences", "gauge", "Open sequences")
-        self._slots = family("neptrio_sequence_slots", "gauge", "Sequence slots of all instances, by use")
-        self._backlog = family(
-            "neptrio_sequence_backlog",
-            "gauge",
-            "What waits for a sequence slot: sequences and their requests",
-        )
-        self._pid = family("neptrio_process_id", "gauge", "Process id of an instance's process")
-        self._resident = family(
-            "neptrio_process_resident_bytes", "gauge", "Resident memory of an instance's process"
-        )
-        self._cpu = family(
-            "neptrio_process_cpu_seconds_total", "counter", "CPU time of an instance's process"
-        )
-        self._restarts = family(
-            "neptrio_process_restarts_total", "counter", "Restarts of an instance's process"
-        )
-        self._ring = family(
-            "neptrio_process_ring_entries", "gauge", "Batches and messages ahead of a process"
-        )
-        self._sizes = family(
-            "neptrio_batch_size", "histogram", "Sizes of the executed batches by why they were closed"
-        )
-        self._waits = family(
-            "neptrio_batch_oldest_wait_seconds_total",
-            "counter",
-            "How long the oldest request of each executed batch had waited, by why it was closed",
-        )
-        self._stages = family(
-            "neptrio_stage_seconds", "histogram", "Successful requests by the time a stage took"
-        )
 
     def add(self, model: Any) -> None:
         """Adds the current samples of one version (a Model). Trio thread only."""
@@ -229,13 +180,14 @@ class ModelFamilies:
             self._keep("nv", texts, of, lambda: self._add_nv(model, texts, pending))
         if self._detail is Detail.TRITON:
             return
+        shown = self._of
         for process in processes(model):
             where = texts(("instance", process.instance))
-            self._pid.sample(where, process.pid)
-            self._resident.sample(where, process.resident_bytes)
-            self._cpu.sample(where, process.cpu_seconds)
-            self._restarts.sample(where, process.restarts)
-            self._ring.sample(where, process.ring)
+            shown["neptrio_process_id"].sample(where, process.pid)
+            shown["neptrio_process_resident_bytes"].sample(where, process.resident_bytes)
+            shown["neptrio_process_cpu_seconds_total"].sample(where, process.cpu_seconds)
+            shown["neptrio_process_restarts_total"].sample(where, process.restarts)
+            shown["neptrio_process_ring_entries"].sample(where, process.ring)
         accounts = counters.accounts()
         if self._detail is Detail.FULL or accounts["accepted"] or accounts["refused"]:
             self._add_live(model, texts, live(model))
@@ -258,39 +210,39 @@ class ModelFamilies:
         texts.kept[block] = (of, made)
 
     def _add_nv(self, model: Any, texts: LabelTexts, pending: int) -> None:
-        counters, labels = model.counters, texts.plain
+        counters, labels, of = model.counters, texts.plain, self._of
         us = counters.microseconds()
-        self._success.sample(labels, us["success"][0])
+        of["nv_inference_request_success"].sample(labels, us["success"][0])
         for reason, failures in counters.failures.items():
-            self._failure.sample(texts.reason(reason), failures)
-        self._count.sample(labels, counters.inference_count)
-        self._executions.sample(labels, counters.execution_count)
-        self._pending.sample(labels, pending)
-        for name, key, counter, summary in self._durations:
+            of["nv_inference_request_failure"].sample(texts.reason(reason), failures)
+        of["nv_inference_count"].sample(labels, counters.inference_count)
+        of["nv_inference_exec_count"].sample(labels, counters.execution_count)
+        of["nv_inference_pending_request_count"].sample(labels, pending)
+        for name, key, _, _ in STAGES:
             if self._config.counter_latencies:
-                counter.sample(labels, us[key][1])
+                of[f"nv_inference_{name}_duration_us"].sample(labels, us[key][1])
             if counters.summaries is not None:
-                self._summarize(summary, counters, labels, name)
+                self._summarize(of[f"nv_inference_{name}_summary_us"], counters, labels, name)
         first = counters.first_response
         if first is not None:
             below, cumulative = 0, []
             for number in first.counts[:-1]:
                 below += number
                 cumulative.append(below)
-            self._first.histogram(labels, first.bounds, cumulative, sum(first.counts), first.sum)
+            of[FIRST_RESPONSE].histogram(labels, first.bounds, cumulative, sum(first.counts), first.sum)
         if self._with_cache and model.config.response_cache.enable:
-            self._hits.sample(labels, us["cache_hit"][0])
-            self._misses.sample(labels, us["cache_miss"][0])
+            of["nv_cache_num_hits_per_model"].sample(labels, us["cache_hit"][0])
+            of["nv_cache_num_misses_per_model"].sample(labels, us["cache_miss"][0])
             if self._config.counter_latencies:
-                self._hit.sample(labels, us["cache_hit"][1])
-                self._miss.sample(labels, us["cache_miss"][1])
-            self._summarize(self._hit_summary, counters, labels, "cache_hit")
-            self._summarize(self._miss_summary, counters, labels, "cache_miss")
-        self._load.sample(labels, model.load_duration_secs)
+                of["nv_cache_hit_duration_per_model"].sample(labels, us["cache_hit"][1])
+                of["nv_cache_miss_duration_per_model"].sample(labels, us["cache_miss"][1])
+            self._summarize(of["nv_cache_hit_summary_per_model"], counters, labels, "cache_hit")
+            self._summarize(of["nv_cache_miss_summary_per_model"], counters, labels, "cache_miss")
+        of["nv_model_load_duration_secs"].sample(labels, model.load_duration_secs)
         if self._detail is not Detail.TRITON:
             for usage in counters.memory_usage:
                 where = texts(("type", usage["type"]), ("id", str(usage["id"])))
-                self._memory.sample(where, usage["byte_size"])
+                of["neptrio_model_memory_bytes"].sample(where, usage["byte_size"])
 
     def _summarize(self, family: Family, counters: Any, labels: str, stage: str) -> None:
         """A summary of the last minute of a stage. The counts in that window are exact, so the rank error is 0 and a
@@ -306,31 +258,33 @@ class ModelFamilies:
         family.summary(labels, quantiles, sliding.count, sliding.sum // 1000)
 
     def _add_live(self, model: Any, texts: LabelTexts, now: Live) -> None:
-        labels = texts.plain
+        labels, of = texts.plain, self._of
         for state in ("queued", "prepared", "executing"):
-            self._requests.sample(texts(("state", state)), getattr(now, state))
-        self._accepted.sample(labels, now.accepted)
-        self._inflight.sample(labels, now.inflight_bytes)
+            of["neptrio_requests"].sample(texts(("state", state)), getattr(now, state))
+        of["neptrio_accepted_requests"].sample(labels, now.accepted)
+        of["neptrio_inflight_bytes"].sample(labels, now.inflight_bytes)
         if model.config.WhichOneof("scheduling_choice") == "sequence_batching":
-            self._sequences.sample(labels, now.sequences)
+            of["neptrio_live_sequences"].sample(labels, now.sequences)
             table = model.scheduler.statistics().table
-            self._slots.sample(texts(("state", "used")), table.slots_used)
-            self._slots.sample(texts(("state", "free")), table.slots - table.slots_used)
-            self._backlog.sample(texts(("kind", "sequences")), table.backlog_sequences)
-            self._backlog.sample(texts(("kind", "requests")), table.backlog_requests)
+            of["neptrio_sequence_slots"].sample(texts(("state", "used")), table.slots_used)
+            of["neptrio_sequence_slots"].sample(texts(("state", "free")), table.slots - table.slots_used)
+            of["neptrio_sequence_backlog"].sample(texts(("kind", "sequences")), table.backlog_sequences)
+            of["neptrio_sequence_backlog"].sample(texts(("kind", "requests")), table.backlog_requests)
 
     def _add_histograms(self, model: Any, texts: LabelTexts) -> None:
-        full = self._detail is Detail.FULL
+        full, of = self._detail is Detail.FULL, self._of
         batch_bounds = ALL_BATCH_BOUNDS if full else FEW_BATCH_BOUNDS
         for reason, closing in sorted(model.counters.closings.items()):
             where = texts(("close_reason", reason))
             cumulative = [sum(n for size, n in closing.sizes.items() if size <= b) for b in batch_bounds]
-            self._sizes.histogram(where, batch_bounds, cumulative, closing.count, closing.size_sum)
-            self._waits.sample(where, closing.oldest_wait_ns / 1e9)
+            of["neptrio_batch_size"].histogram(
+                where, batch_bounds, cumulative, closing.count, closing.size_sum
+            )
+            of["neptrio_batch_oldest_wait_seconds_total"].sample(where, closing.oldest_wait_ns / 1e9)
         bounds = ALL_STAGE_BOUNDS if full else FEW_STAGE_BOUNDS
         seconds = tuple(bound / 1e9 for bound in bounds)
         for stage, histogram in model.counters.histograms().items():
-            self._stages.histogram(
+            of["neptrio_stage_seconds"].histogram(
                 texts(("stage", stage)),
                 seconds,
                 histogram.cumulative(bounds),
