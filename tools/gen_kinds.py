@@ -22,7 +22,8 @@ MEMBER = re.compile(r"(\w+ = \d+)(?:  (#.*))?$")
 def made(source: str) -> str:
     """The text of kinds.pxd."""
     tree = ast.parse(source)
-    lines = ["# " + line if line else "#" for line in (ast.get_docstring(tree) or "").split("\n")]
+    where = "triton_python_backend_utils/_process/kinds.py"
+    lines = [f"# The kinds of {where}, which says what they mean; made by tools/gen_kinds.py."]
     for line in source.split("from __future__ import annotations\n", 1)[1].split("\n"):
         member = MEMBER.match(line)
         if line.startswith("# enum"):

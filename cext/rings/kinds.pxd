@@ -1,32 +1,4 @@
-# What the descriptors on the rings between the server and a model's process mean, and their messages.
-#
-# A message is `size` bytes of its own part, written by a MessageWriter, and its tensors' bytes behind it, from the
-# next multiple of ALIGN; `length` bytes in all, at `offset` of the shared memory. An offset with OWN set
-# is the number of a segment that was made for this message alone and whose descriptor went over the socket.
-# One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longer one, and one with OWN, is lent until RETURN.
-#
-#   batch          u32 requests, then per request
-#                  u32 flags, u32 inputs, u64 timeout, u64 or text correlation, text id,
-#                  [u64 its trace's id, u64 that one's parent, [text trace context]], [text parameters as JSON],
-#                  [u32 names, u32 of them that are only state, texts], inputs as tensors
-#   tensor         text name, u32 datatype, u32 dimensions, u64 each, u32 place, u64 offset, u64 bytes
-#   answer         u32 how (see Answer); a response: text parameters, u32 outputs, tensors;
-#                  an error: text parameters, text message, u32 code
-#   result         u64 four times (began, inputs made, executed, outputs made), u32 whole,
-#                  whole = 1: text; else u32 answers, answers; whole = 2: of the first requests that have none, which
-#                  were executed together, and another result of the batch follows; with STATED_TOO: stated, behind the answers
-#   send           u32 flags (FINAL, NULL), u64 bytes it counts, answer unless NULL
-#   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
-#                  u64 or text correlation, u64 parent request, u64 batch, [u64 priority], text parameters, u32 names, texts,
-#                  u32 inputs, tensors
-#   call response  u32 flags (FINAL, NULL), answer unless NULL
-#   sequence end   u32 is text, u64 or text correlation, text reason
-#   stated         u32 requests, then u64 id, u32 how (SUCCEEDED, FAILED, LATER, RELEASED), for the first two u64 four times;
-#                  u32 executions, then u64 the batch's number, u64 size, u64 four times
-#   activity       u64 nanoseconds, text name
-#   report         u32 outcome (see Reported), u64 nanoseconds of its computation, u64 of its output
-#
-# This is the list: cext/rings/kinds.pxd is made of it (tools/gen_kinds.py), and a test compares the two.
+# The kinds of triton_python_backend_utils/_process/kinds.py, which says what they mean; made by tools/gen_kinds.py.
 
 cdef enum Kind:
     # to the model's process, on the ring of its main thread

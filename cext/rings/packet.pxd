@@ -1,4 +1,4 @@
-# The bytes of a message between the server and a model's process (what they mean: cext/rings/kinds.pxd).
+# The bytes of a message between the server and a model's process (what they mean: triton_python_backend_utils/_process/kinds.py).
 #   A MessageWriter collects a message in memory of its own and remembers where its tensors' bytes lie; it
 #   borrows those until copy() has run, so `held` keeps their owners.
 #   A Reader borrows what it reads, which is always a private copy: see rule 3 of cext/rings/ring.
