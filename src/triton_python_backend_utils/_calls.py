@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._errors import TritonError, TritonModelException
 from ._request import InferenceRequest, InferenceResponse
+from ._sender import _resolve
 
 if TYPE_CHECKING:
     import asyncio  # coroutines import it: a model without any does without
@@ -82,11 +83,6 @@ class _Call:
             except asyncio.CancelledError:
                 self.handle.cancel()
                 raise
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class ResponseIterator:

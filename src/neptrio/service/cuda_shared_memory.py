@@ -176,16 +176,9 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         check_fits(output, needed, size)
         return found.address + offset, found
 
-    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
-        """Copies an output into its region, unless the model has already written it there.
-
-        Raises NotFound, InvalidArgument, Unavailable or Internal.
-        """
-        self.writer(tensor, region, offset, size)()
-
     def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
-        """What write_output() does, in two parts: this one looks the region up, and any thread may call what it returns.
-        Both raise as write_output() does."""
+        """Copies an output into its region, unless the model has already written it there, in two parts: this one looks the region
+        up, and any thread may call what it returns. Both raise NotFound, InvalidArgument, Unavailable or Internal."""
         address, found = self.output_place(region, offset, size, tensor.nbytes, tensor.name)
         if tensor.dtype == datatypes.BYTES:
             raise InvalidArgument(

@@ -188,13 +188,9 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
 
         return read
 
-    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
-        """Writes an output into its region. Raises InvalidArgument or Internal when it does not fit."""
-        self.writer(tensor, region, offset, size)()
-
     def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
-        """What write_output() does, in two parts: this one looks the region up, and any thread may call what it returns.
-        Both raise as write_output() does."""
+        """Writes an output into its region, in two parts: this one looks the region up, and any thread may call what it returns.
+        Both raise InvalidArgument or Internal when it does not fit."""
         found = self._regions[region]
         begin = found.at(offset, size, tensor.nbytes == 0)
         check_fits(tensor.name, tensor.nbytes, size)
