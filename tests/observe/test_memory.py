@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import random
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 
 from neptrio import process_parts
-from neptrio.observe.memory import MemoryProbe, anonymous_resident_bytes, pinned_pools, usage
+from neptrio.observe.memory import Load, MemoryProbe, anonymous_resident_bytes, pinned_pools, usage
 
 
 def test_overlapping_loads_share_what_grew_meanwhile() -> None:
@@ -35,6 +37,38 @@ def test_the_shares_of_overlapping_loads_follow_their_weights() -> None:
         large.weigh(9000)
         now = 500_000
     assert (small.cpu_bytes, large.cpu_bytes, apart.cpu_bytes) == (50_000, 450_000, 0)
+
+
+def test_shares_of_many_loads_that_come_and_go() -> None:
+    """They are what dividing the growth among all loads each time would give, to the byte."""
+    now = 0
+    probe = MemoryProbe(lambda: now)
+    chance = random.Random(1)
+    loads: list[tuple[Load, list[Fraction]]] = []
+    last = ended = 0
+
+    def divide() -> None:
+        nonlocal last
+        weight = sum(load.weight for load, _ in loads)
+        for load, share in loads:
+            share[0] += (now - last) * (Fraction(load.weight, weight) if weight else Fraction(1, len(loads)))
+        last = now
+
+    for _ in range(800):
+        now += chance.choice((0, 3, 1 << 12, chance.randrange(1 << 30), -chance.randrange(1 << 28)))
+        what = chance.random()
+        if not loads or what < 0.35:
+            divide()
+            loads.append((probe.begin(), [Fraction(0)]))
+        elif what < 0.65:
+            probe.weigh(chance.choice(loads)[0], chance.choice((0, 0, 1, chance.randrange(1 << 40))))
+        else:
+            divide()
+            load, share = loads.pop(chance.randrange(len(loads)))
+            found = probe.end(load)
+            assert abs(found - max(0, share[0])) <= Fraction(1, 2) + Fraction(1, 1 << 20)
+            ended += 1
+    assert ended > 150
 
 
 def test_what_unloads_free_meanwhile_does_not_count_for_loads() -> None:

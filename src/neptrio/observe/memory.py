@@ -11,6 +11,10 @@ all loads together never claim more than the whole growth: the size of the versi
 instances are processes, something for those whose code may allocate whatever it likes here. Without any weights the
 parts are equal.
 
+A server that starts begins all of its loads at once, thousands, so that nothing may be done for each of them whenever one
+begins or ends: the growth is added up for a byte of weight and for a load without, and what a load was there for is its
+share (a whole number of parts of a byte, so that nothing gets lost).
+
 What unloads free in that time would make the growth too small. So each says how much its load took before it begins: what the
 process shrinks by until it has ended is taken for that, and what is missing then was allocated again by loads.
 """
@@ -38,14 +42,17 @@ def give_back(with_cycles: bool) -> None:
     allocator.give_back()
 
 
-class Load:
-    """One load being measured; `cpu_bytes` is its share of the growth so far."""
+PARTS = 1 << 64  # of a byte, in which shares are counted
 
-    def __init__(self) -> None:
-        self.cpu_bytes = 0.0
-        self.weight = (
-            0  # bytes that it is expected to take; counts for the time since anything began or ended
-        )
+
+class Load:
+    """One load being measured. Its share is `taken` and what has come since the probe's sums were as they are noted here."""
+
+    def __init__(self, for_weight: int, for_each: int) -> None:
+        self.weight = 0  # bytes that it is expected to take
+        self.taken = 0
+        self.for_weight = for_weight
+        self.for_each = for_each
 
 
 class Release:
@@ -60,7 +67,10 @@ class MemoryProbe:
 
     def __init__(self, measure: Callable[[], int] = anonymous_resident_bytes) -> None:
         self._measure = measure
-        self._loads: list[Load] = []
+        self._loads = 0
+        self._weight = 0  # of all loads
+        self._for_weight = 0  # the growth of all times for each byte of weight
+        self._for_each = 0  # the growth of all times without weights for each load
         self._releases: list[Release] = []
         self._last = 0
 
@@ -68,14 +78,22 @@ class MemoryProbe:
         now = self._measure()
         growth = now - self._last
         for release in self._releases:
-            freed = min(max(-growth, 0), release.left)
+            if growth >= 0:
+                break
+            freed = min(-growth, release.left)
             release.left -= freed
             growth += freed
-        weight = sum(load.weight for load in self._loads)
-        for load in self._loads:
-            part = load.weight / weight if weight else 1 / len(self._loads)
-            load.cpu_bytes += growth * part
+        if self._weight:
+            self._for_weight += growth * PARTS // self._weight
+        elif self._loads:
+            self._for_each += growth * PARTS // self._loads
         self._last = now
+
+    def _settle(self, load: Load) -> int:
+        """The load's share so far."""
+        load.taken += load.weight * (self._for_weight - load.for_weight) + self._for_each - load.for_each
+        load.for_weight, load.for_each = self._for_weight, self._for_each
+        return load.taken
 
     def releasing(self, size: int) -> Release:
         """An unload begins that will free so many bytes; released() ends it."""
@@ -95,7 +113,7 @@ class MemoryProbe:
     def measure(self) -> Iterator[Measured]:
         """Measures memory and time of the load in the block."""
         load, start = self.begin(), time.monotonic()
-        measured = Measured(load)
+        measured = Measured(self, load)
         try:
             yield measured
         finally:
@@ -105,28 +123,36 @@ class MemoryProbe:
     def begin(self) -> Load:
         """Starts measuring a load."""
         self._share()
-        load = Load()
-        self._loads.append(load)
-        return load
+        self._loads += 1
+        return Load(self._for_weight, self._for_each)
+
+    def weigh(self, load: Load, size: int) -> None:
+        """The load is expected to take so many bytes of this process, which counts for the time since anything began or
+        ended."""
+        self._settle(load)
+        self._weight += size - load.weight
+        load.weight = size
 
     def end(self, load: Load) -> int:
         """The load has ended, successfully or not; returns the bytes it took, at least 0."""
         self._share()
-        self._loads.remove(load)
-        return max(0, int(load.cpu_bytes))
+        self._loads -= 1
+        self._weight -= load.weight
+        return max(0, (self._settle(load) + PARTS // 2) // PARTS)
 
 
 class Measured:
     """Memory and seconds of the load in a block under MemoryProbe.measure(); set when the block ends."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, probe: MemoryProbe, load: Load) -> None:
+        self._probe = probe
         self._load = load
         self.cpu_bytes = 0
         self.seconds = 0.0
 
     def weigh(self, size: int) -> None:
         """The load is expected to take so many bytes of this process."""
-        self._load.weight = size
+        self._probe.weigh(self._load, size)
 
 
 def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, object]]:
