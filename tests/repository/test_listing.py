@@ -14,6 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.errors import InvalidArgument
 from neptrio.repository import scan
+from neptrio.repository.repositories import Repositories
+from neptrio.settings import Settings
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 
@@ -121,6 +123,8 @@ def test_one_model_is_found_as_in_the_listing_of_all(tmp_path: Path) -> None:
         "link": [first / "link"],
         "one": [first / "one"],
     }
+    counted = Repositories(Settings(model_repository=places)).names()
+    assert list(counted.items()) == [(name, len(folders)) for name, folders in listed.items()]
     names = (
         "file",
         "circle",

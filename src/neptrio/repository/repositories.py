@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from neptrio.errors import NotFound
@@ -92,13 +94,9 @@ class Repositories:
         """Model name -> how many repositories, or how many of those called `repository`, have a folder of that name, sorted
         by name. Raises NotFound."""
         local, clouds = self.select(repository)
-        found = {name: len(places) for name, places in scan.model_places(local).items()}
-        if clouds:
-            for cloud in clouds:
-                for name in cloud.names:
-                    found[name] = found.get(name, 0) + 1
-            found = dict(sorted(found.items()))
-        return found
+        places = [scan.names(place) for place in dict.fromkeys(local)]
+        found = Counter(chain(*places, *(cloud.names for cloud in clouds)))
+        return {name: found[name] for name in sorted(found)}
 
     def no_model(self, name: str, repository: str = "") -> str:
         """Why nothing can be loaded under a name that folders() does not have."""

@@ -22,18 +22,13 @@ DUPLICATE = "model appears in two or more repositories"
 DEEPEST = 32  # levels of folders below a model's; links may lead in circles
 
 
-def model_places(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """Model name -> the repositories that have a folder of that name, sorted by name. Raises InvalidArgument."""
-    found: dict[str, list[Path]] = {}
-    for repository in dict.fromkeys(repositories):
-        try:
-            with os.scandir(repository) as entries:
-                names = [entry.name for entry in entries if entry.name[0] != "." and _folder(entry)]
-        except OSError as error:
-            raise _unreadable(repository, error) from None
-        for name in names:
-            found.setdefault(name, []).append(repository)
-    return dict(sorted(found.items()))
+def names(repository: Path) -> list[str]:
+    """The names of a repository's model folders, in no order. Raises InvalidArgument."""
+    try:
+        with os.scandir(repository) as entries:
+            return [entry.name for entry in entries if entry.name[0] != "." and _folder(entry)]
+    except OSError as error:
+        raise _unreadable(repository, error) from None
 
 
 def folders_of(name: str, repositories: tuple[Path, ...]) -> list[Path]:
@@ -68,7 +63,11 @@ def _folder(entry: os.DirEntry[str]) -> bool:
 
 def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
     """Model name -> the folders of that name, over all repositories, sorted by name. Raises InvalidArgument."""
-    return {name: [place / name for place in places] for name, places in model_places(repositories).items()}
+    found: dict[str, list[Path]] = {}
+    for repository in dict.fromkeys(repositories):
+        for name in names(repository):
+            found.setdefault(name, []).append(repository / name)
+    return dict(sorted(found.items()))
 
 
 def versions(model_dir: Path) -> list[int]:
