@@ -7,9 +7,11 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from neptrio.config.demand import Residence
+from neptrio.loop import slices
 from neptrio.repository.demand import Demand, Known, Listing, Signature
 from neptrio.repository.demand_states import TABLE, Act, Event, State
 from neptrio.repository.demand_view import DemandView
@@ -130,3 +132,40 @@ def test_how_many_models_stand_where_is_known_at_any_time() -> None:
     trio.run(demand.look)
     trio.run(demand.look)
     assert view.states() == {}
+
+
+def test_others_run_while_thousands_of_folders_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each model is a slice; two looks at once, of which the second may overtake the first, disturb nobody."""
+    monkeypatch.setattr(slices, "SLICE_NS", -1)
+    repositories = Repositories()
+    repositories.names = tuple(f"m{i}" for i in range(40))
+    catalog: Any = SimpleNamespace(
+        repositories=repositories, records={}, latest={}, names=Names(lambda name: None), readiness=Told()
+    )
+    settings = Settings(model_repository=(), model_control_mode="on-demand")
+    loop: Any = SimpleNamespace(timers=None, loop_pass=None)
+    demand = Listed(settings, catalog, loop, lambda *_, **__: None)
+    seen: list[int] = []
+
+    async def other() -> None:
+        while True:
+            seen.append(len(demand.known))
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await demand.look()
+            assert len(set(seen)) > 10 and len(demand.known) == 40
+            repositories.names = ("m7",)
+            await demand.look()
+            assert len(demand.known) == 40
+            seen.clear()
+            async with trio.open_nursery() as looks:
+                looks.start_soon(demand.look)
+                looks.start_soon(demand.look)
+            assert len(set(seen)) > 10 and set(demand.known) == {"m7"}
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert demand.states == {State.KNOWN: 1}

@@ -35,6 +35,7 @@ from neptrio.execution.admission import Admission
 from neptrio.foreign import text_of
 from neptrio.limits import shown
 from neptrio.loop import threads
+from neptrio.loop.slices import Slices
 from neptrio.observe.counters import ModelCounters
 from neptrio.repository import scan
 from neptrio.repository.demand_states import Act, Event, Standing, State
@@ -160,8 +161,12 @@ class Demand:
         at the look before, too: who replaces a folder may take it away for a moment. Raises InvalidArgument for a repository
         that cannot be listed."""
         names = await self._catalog.repositories.listed()
-        for name in list(self.known):
-            one, gone = self.known[name], name not in names
+        slices = Slices()  # there may be thousands
+        for one in list(self.known.values()):
+            await slices.rest()
+            name, gone = one.name, one.name not in names
+            if self.known.get(name) is not one:
+                continue  # another look has forgotten it meanwhile
             if gone and one.missing and one.standing.state not in (State.LOADING, State.READY):
                 del self.known[name]
                 one.standing.leave()
@@ -175,6 +180,7 @@ class Demand:
             for name, (signature, residence) in (
                 await threads.run_surely(self.read, missing, abandon_on_cancel=True)
             ).items():
+                await slices.rest()
                 known = self.known.get(name)
                 if known is None:
                     self.add(name, signature, residence)
