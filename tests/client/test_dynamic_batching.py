@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tritonclient.utils import InferenceServerException
 
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -97,35 +96,3 @@ def test_the_verbose_log_says_what_will_and_will_not_batch(held: ServerProcess) 
     ):
         said = [line for line in held.log().splitlines() if part in line]
         assert len(said) == 1 and "version 1: " in said[0], name
-
-
-def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None:
-    policy = "dynamic_batching { default_queue_policy { max_queue_size: 5 } }"
-    write_model(tmp_path, "limited", identity_config(dims="-1", pairs=1, max_batch_size=8, extra=policy))
-    env = dict(os.environ, TRITONSERVER_DELAY_SCHEDULER="1000")
-    process = ServerProcess(tmp_path, env=env)
-    outcomes: list[Any] = []
-    some_refused = threading.Semaphore(0)
-
-    def called(result: Any, error: Any) -> None:
-        outcomes.append(error or result)
-        some_refused.release()
-
-    with grpcclient.InferenceServerClient(process.grpc) as client:
-        for _ in range(50):
-            client.async_infer("limited", tensor(grpcclient), called, request_id="x")
-        for _ in range(45):
-            assert some_refused.acquire(timeout=60)
-        assert {str(e.message()) for e in outcomes} == {"[request id: x] Exceeds maximum queue size"}
-        assert {e.status() for e in outcomes} == {"StatusCode.UNAVAILABLE"}
-        with httpclient.InferenceServerClient(process.http) as http:
-            with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as info:
-                http.infer("limited", tensor(httpclient))
-            assert info.value.status() == "503"
-            stats = http.get_inference_statistics("limited")["model_stats"][0]["inference_stats"]
-            assert stats["fail"]["count"] == 0, "refusals at the door are not failures"
-        # the drain of a shutdown answers the five that wait
-        assert process.stop() == 0
-        for _ in range(5):
-            assert some_refused.acquire(timeout=60)
-        assert sum(isinstance(o, grpcclient.InferResult) for o in outcomes) == 5

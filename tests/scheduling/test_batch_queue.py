@@ -130,6 +130,9 @@ def test_only_a_shorter_timeout_counts_and_only_where_it_may(
     q = queue(levels=[(0, 5_000, override, False)])
     q.push(waiting("0", 0, timeout_us=asked_us))
     assert q.next_deadline_ns == START + deadline_us * US
+    without = queue(levels=[(0, 0, override, False)])
+    without.push(waiting("0", 0, timeout_us=asked_us))
+    assert without.next_deadline_ns == 0, "where the level has no timeout, no request has one"
 
 
 def test_deadlines_come_out_in_their_order_and_equal_ones_in_order_of_arrival() -> None:

@@ -238,18 +238,6 @@ def test_a_flush_ends_the_hold_and_the_delay(monkeypatch: pytest.MonkeyPatch) ->
     assert b.batches() == [(["0"], "idle")]
 
 
-def test_the_hold_ends_once_so_later_requests_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
-    b = bench(8)
-    b.send("0", loop_pass=False)
-    b.send("1", loop_pass=False)
-    b.end_pass()
-    b.finish()
-    b.send("2")
-    b.finish()
-    assert [who for who, _ in b.batches()] == [["0", "1"], ["2"]]
-
-
 def test_with_a_rate_limiter_nothing_is_prepared_and_unused_turns_are_given_back() -> None:
     b = bench(1)
     settled: list[bool] = []
