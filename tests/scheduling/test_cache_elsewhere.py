@@ -10,14 +10,14 @@ import pytest
 
 from neptrio.config.model_config import parse_text
 from neptrio.errors import TritonError
-from neptrio.execution.batch import accept, complete
+from neptrio.execution.batch import complete
 from neptrio.observe.counters import ModelCounters
-from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 from neptrio.request.numpy_tensor import from_numpy
 from neptrio.scheduling.base import ServedModel
 from neptrio.scheduling.cache_elsewhere import QUEUE_START, AskingScheduler, CacheElsewhere
 from neptrio.scheduling.response_cache import CacheStatistics
-from tests.scheduling.test_response_cache import Inner, Sink, request, tensors
+from tests.scheduling.test_response_cache import Client, Inner, Sink, tensors
 from tests.support.batching import Timers
 
 CONFIG = """
@@ -74,7 +74,7 @@ class Elsewhere(CacheElsewhere):
         raise NotImplementedError
 
 
-class World:
+class World(Client):
     def __init__(self, coalesce: bool = False) -> None:
         self.core = ServedModel("m", "1")
         self.core.config = parse_text(CONFIG, "config.pbtxt")
@@ -86,15 +86,6 @@ class World:
         self.core.scheduler = self.scheduler = AskingScheduler(
             self.core, self.inner, self.cache, cast("Any", self.timers)
         )
-
-    def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
-        made, sink = request(*values), Sink()
-        made.model, made.responder = self.core, sink
-        if outputs is not None:
-            made.outputs = [RequestedOutput(name) for name in outputs]
-        accept(made)
-        self.scheduler.enqueue(made)
-        return made, sink
 
     def count(self, *names: str) -> list[int]:
         found = self.core.counters.snapshot()["inference_stats"]

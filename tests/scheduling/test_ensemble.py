@@ -174,21 +174,6 @@ def test_what_each_step_took_is_counted_apart() -> None:
     ]
 
 
-def test_steps_start_as_soon_as_their_inputs_exist() -> None:
-    world = World(DIAMOND)
-    _, sink = world.send(1)
-    assert world.steps.named() == ["double"]
-    world.steps.answer(world.steps.calls[0])  # A = 2
-    assert world.steps.named() == ["double", "double", "double"], "both branches run at once"
-    world.steps.answer(world.steps.calls[2])
-    assert sink.responses == [] and len(world.steps.calls) == 3
-    world.steps.answer(world.steps.calls[1])  # L = R = 3
-    world.steps.answer(world.steps.calls[3])
-    assert sink.responses == [({"OUT": 7}, True)]
-    assert world.core.inflight == 0 and not world.scheduler.walks
-    assert world.stats()["success"]["count"] == 1
-
-
 def test_steps_that_answer_at_once() -> None:
     world = World(DIAMOND)
     world.steps.inline = True
@@ -237,16 +222,6 @@ def test_unneeded_steps_do_not_run() -> None:
     assert sink.responses == [({"B": 11}, True)]
 
 
-def test_outputs_keep_the_configured_order() -> None:
-    world = World(
-        [step("double", "X=IN", "Y=B"), step("double", "X=IN", "Y=A")], outputs="A:INT32:4 B:INT32:4"
-    )
-    _, sink = world.send(1)
-    world.steps.answer(world.steps.calls[0])
-    world.steps.answer(world.steps.calls[1])
-    assert list(sink.responses[0][0]) == ["A", "B"]
-
-
 def test_request_attributes_are_carried() -> None:
     world = World(DIAMOND)
     request = InferRequest()
@@ -277,20 +252,6 @@ def test_decoupled_step_answers_any_number_of_times() -> None:
     world.steps.end(repeat)
     assert sink.responses[2:] == [("null", True)]
     assert world.core.inflight == 0
-
-
-def test_decoupled_step_with_no_answer_at_all() -> None:
-    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
-    _, sink = world.send()
-    world.steps.end(world.steps.calls[0])
-    assert sink.responses == [("null", True)]
-
-
-def test_final_flag_with_the_last_decoupled_response() -> None:
-    world = World([step("repeat", "X=IN", "Y=OUT")])
-    _, sink = world.send()
-    world.steps.answer(world.steps.calls[0], 3, final=True)
-    assert sink.responses == [({"OUT": 3}, True)]
 
 
 def test_two_decoupled_steps_in_a_row() -> None:
@@ -328,19 +289,6 @@ def test_a_branch_beside_the_decoupled_step_runs_once() -> None:
     for join in joins:
         world.steps.answer(join)
     assert sink.responses == [({"OUT": 13}, False), ({"OUT": 23}, True)]
-
-
-def test_max_inflight_requests_holds_steps_back_in_order() -> None:
-    world = World([step("double", "X=IN", "Y=OUT")], limit=2)
-    sinks = [world.send(i)[1] for i in range(5)]
-    assert len(world.steps.calls) == 2
-    world.steps.answer(world.steps.calls[1])
-    world.loop_pass.end()
-    assert [world.steps.value(r) for r in world.steps.calls] == [0, 1, 2]
-    for i in (0, 2, 3, 4):
-        world.steps.answer(world.steps.calls[i])
-        world.loop_pass.end()
-    assert [s.responses for s in sinks] == [[({"OUT": i + 1}, True)] for i in range(5)]
 
 
 def test_a_cancelled_walk_gives_its_waiting_place_up() -> None:

@@ -124,7 +124,23 @@ class Sink(Responder):
             self.values.append({t.name: int(to_numpy(t).flat[0]) for t in response.outputs})
 
 
-class World:
+class Client:
+    """Sends requests to a cached model."""
+
+    core: Any
+    scheduler: Any
+
+    def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
+        made, sink = request(*values), Sink()
+        made.model, made.responder = self.core, sink
+        if outputs is not None:
+            made.outputs = [RequestedOutput(name) for name in outputs]
+        accept(made)
+        self.scheduler.enqueue(made)
+        return made, sink
+
+
+class World(Client):
     def __init__(self, coalesce: bool = False) -> None:
         self.core = ModelCore("m", "1")
         self.core.output_names = {"T0", "T1"}
@@ -135,15 +151,6 @@ class World:
         self.core.scheduler = self.scheduler = CachingScheduler(
             self.core, self.inner, self.cache, cast("Any", self.timers)
         )
-
-    def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
-        made, sink = request(*values), Sink()
-        made.model, made.responder = self.core, sink
-        if outputs is not None:
-            made.outputs = [RequestedOutput(name) for name in outputs]
-        accept(made)
-        self.scheduler.enqueue(made)
-        return made, sink
 
     def count(self, name: str) -> int:
         return int(self.core.counters.snapshot()["inference_stats"][name]["count"])
@@ -195,17 +202,6 @@ def test_coalesced_requests_share_one_execution() -> None:
     complete(first, InferResponse(tensors(10, 20)), True)
     assert a.values == b.values == [{"T0": 10, "T1": 20}]
     assert world.core.inflight == 0
-
-
-def test_followers_of_a_failed_request_go_on_alone() -> None:
-    world = World(coalesce=True)
-    first, a = world.send(1)
-    second, b = world.send(1)
-    complete(first, InferResponse(None, TritonError("bad")), True)
-    assert a.values == ["bad"] and b.values == []
-    assert world.inner.held == [first, second]
-    complete(second, InferResponse(tensors(1, 2)), True)
-    assert b.values == [{"T0": 1, "T1": 2}] and world.core.inflight == 0
 
 
 class Cancels(Sink):

@@ -6,7 +6,7 @@ import pytest
 
 from neptrio.scheduling import sequence_slots as slots
 from neptrio.scheduling import sequence_transitions as transitions
-from neptrio.scheduling.sequence_slots import SlotTable, StartMissing
+from neptrio.scheduling.sequence_slots import SlotTable
 
 IDLE_NS = 1_000_000
 
@@ -68,15 +68,6 @@ def test_queued_requests_run_after_the_idle_deadline() -> None:
     assert table.issue(sequence, IDLE_NS + 1) is request
     table.finish(sequence, IDLE_NS + 2)
     assert table.slots_used == 0 and table.effects == [(slots.ENDED, sequence)]
-
-
-def test_ids_are_typed() -> None:
-    table = SlotTable(1, 4, IDLE_NS)
-    table.accept(1, Request("1", True, False), 0)
-    with pytest.raises(StartMissing):
-        table.accept("1", Request("1", False, False), 0)
-    table.accept("1", Request("1", True, False), 0)
-    assert table.live[1] is not table.live["1"]
 
 
 def test_slots_fill_lowest_number_across_instances_first() -> None:

@@ -204,22 +204,6 @@ def test_streams_interleave_sequences_in_request_order(server: ServerProcess) ->
     assert [(g["id"], g["OUTPUT"]) for g in got] == expected
 
 
-def test_stream_errors_are_messages_and_the_stream_goes_on(server: ServerProcess) -> None:
-    with Stream(server) as stream:
-        stream.send("direct", 41, "", 1)
-        stream.send("direct", 0, "", 1)
-        stream.send("direct", 41, "se", 9)
-        for message in (
-            "inference request for sequence 41 to model 'direct' must specify the START flag on the first request "
-            "of the sequence",
-            "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
-        ):
-            with pytest.raises(InferenceServerException) as info:
-                stream.receive()
-            assert info.value.message() == message
-        assert stream.receive()["OUTPUT"] == 9
-
-
 def test_end_then_start_at_once(server: ServerProcess) -> None:
     """The same id starts again while its predecessor still waits: both run, in slots of their own."""
     with Stream(server) as stream:
