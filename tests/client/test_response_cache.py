@@ -19,6 +19,7 @@ from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 CACHED = "response_cache { enable: true }"
@@ -31,19 +32,8 @@ def tensor(module: Any, number: int, name: str = "INPUT0", datatype: str = "INT3
     return [made]
 
 
-def stats(server: ServerProcess, model: str) -> dict[str, Any]:
-    with httpclient.InferenceServerClient(server.http) as client:
-        found: dict[str, Any] = client.get_inference_statistics(model)["model_stats"][0]
-    return found
-
-
 def accepted(server: ServerProcess, model: str) -> int:
-    import json
-    import urllib.request
-
-    url = f"http://{server.http}/v2/models/{model}/stats?live=true"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return int(json.loads(answer.read())["model_stats"][0]["live"]["accepted"])
+    return int(stats(server, model)["live"]["accepted"])
 
 
 @pytest.fixture(scope="module", params=["alone", "coalesce"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ import tritonclient.http as httpclient
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support import onnx_models
-from tests.support.http import Http1
 from tests.support.memory import anonymous
+from tests.support.metrics import scrape, value
 from tests.support.repository import write_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
@@ -61,11 +60,7 @@ def infer(client: httpclient.InferenceServerClient, name: str) -> None:
 
 
 def held(running: ServerProcess) -> int:
-    with Http1(running.metrics) as client:
-        text = client.request("GET", "/metrics").body.decode()
-    found = re.search(r"^neptrio_demand_held_bytes (\S+)$", text, re.M)
-    assert found is not None
-    return int(float(found[1]))
+    return int(value(scrape(running), "neptrio_demand_held_bytes"))
 
 
 @no_memory_figures

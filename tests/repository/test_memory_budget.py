@@ -16,8 +16,10 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.repository.room_line import PATIENCE_SECONDS
+from tests.support.control import progress
 from tests.support.http import Http1
 from tests.support.latch import Latch
+from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.slow_models import parameter
@@ -89,13 +91,8 @@ def post(running: ServerProcess, name: str) -> Any:
 
 
 def held_bytes(running: ServerProcess) -> tuple[int, int]:
-    with Http1(running.metrics) as client:
-        text = client.request("GET", "/metrics").body.decode()
-    held, budget = (
-        re.search(rf"^neptrio_demand_{name}_bytes (\S+)$", text, re.M) for name in ("held", "budget")
-    )
-    assert held is not None and budget is not None
-    return int(float(held[1])), int(float(budget[1]))
+    text = scrape(running)
+    return int(value(text, "neptrio_demand_held_bytes")), int(value(text, "neptrio_demand_budget_bytes"))
 
 
 def test_the_model_that_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
@@ -260,9 +257,7 @@ def own_load(running: ServerProcess, name: str) -> None:
 
 def phase(running: ServerProcess, name: str) -> str:
     """What the load of a model under way is doing."""
-    with Http1(running.http) as own:
-        answer = json.loads(own.request("GET", f"/v2/repository/models/{name}").body)
-    return str(answer.get("loading", {"phase": ""})["phase"])
+    return str(progress(running, name).get("loading", {"phase": ""})["phase"])
 
 
 def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
@@ -285,9 +280,7 @@ def test_a_model_with_requests_is_not_put_away(tmp_path: Path) -> None:
         second = pool.submit(own_infer, running, "asked")
 
         def told(name: str) -> dict[str, Any]:
-            with Http1(running.http) as own:
-                answer = json.loads(own.request("GET", f"/v2/repository/models/{name}").body)
-            found: dict[str, Any] = answer.get("loading", {"phase": "", "elapsed_ns": 0})
+            found: dict[str, Any] = progress(running, name).get("loading", {"phase": "", "elapsed_ns": 0})
             return found
 
         until(lambda: told("asked")["phase"].startswith("waiting for room, held by 'busy'"))
@@ -347,8 +340,7 @@ def test_idle_models_are_put_away_and_kept_ones_are_not(tmp_path: Path) -> None:
         assert statistics["inference_stats"]["success"]["count"] == 2
         until(lambda: states(client)["idle"] == "put away: idle for 0.1 s")
         assert states(client)["kept"] == "READY"
-        with Http1(running.metrics) as own:
-            text = own.request("GET", "/metrics").body.decode()
+        text = scrape(running)
         assert 'neptrio_demand_put_away_total{model="idle"} 2\n' in text
         assert "neptrio_demand_budget_bytes" not in text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
@@ -143,7 +143,7 @@ def test_unloading_lets_accepted_requests_finish(tmp_path: Path) -> None:
                 client.infer("through", [four("A")])
             with pytest.raises(InferenceServerException, match="'last' version 1 is not at ready state"):
                 client.infer("last", [four("INPUT0")], model_version="1")
-            until(lambda: _pending(http, "gate") == 4, "four requests are accepted")
+            until(lambda: stats(server, "gate")["live"]["accepted"] == 4, "four requests are accepted")
             http.unload_model("gate")
             assert rows(http, "gate") == [("1", "UNLOADING", "")]
             assert not http.is_server_ready()
@@ -161,12 +161,6 @@ def test_unloading_lets_accepted_requests_finish(tmp_path: Path) -> None:
             assert rows(http, "through") == [("1", "READY", "")], "back, with the other model it needs"
             assert rows(http, "gate") == [("1", "READY", "")]
     gate.close()
-
-
-def _pending(client: Any, name: str) -> int:
-    text = client._get(f"v2/models/{name}/stats", {}, {"live": "true"}).read()
-    live = json.loads(text)["model_stats"][0]
-    return int(live["live"]["accepted"])
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tests.sequences.models import (
     tensors,
 )
 from tests.support.latch import Latch
+from tests.support.metrics import scrape, value
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -451,20 +450,12 @@ def test_gauges(server: ServerProcess) -> None:
         stream.receive()
         stream.send("free", 2, "s", 1)
         until(lambda: listing(server, "free")["backlog"] == 1)
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as reply:
-            lines = [line for line in reply.read().decode().splitlines() if 'model="free"' in line]
-        found = {}
-        for line in lines:
-            name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
-            kind = re.search(r'(?:state|kind)="(\w+)"', labels)
-            found[name, kind[1] if kind else ""] = float(value)
-        assert found["neptrio_live_sequences", ""] == 2
-        assert found["neptrio_sequence_slots", "used"] == 1 and found["neptrio_sequence_slots", "free"] == 0
-        assert (
-            found["neptrio_sequence_backlog", "sequences"]
-            == found["neptrio_sequence_backlog", "requests"]
-            == 1
-        )
+        text, labels = scrape(server), {"model": "free", "version": "1"}
+        assert value(text, "neptrio_live_sequences", **labels) == 2
+        assert value(text, "neptrio_sequence_slots", state="used", **labels) == 1
+        assert value(text, "neptrio_sequence_slots", state="free", **labels) == 0
+        assert value(text, "neptrio_sequence_backlog", kind="sequences", **labels) == 1
+        assert value(text, "neptrio_sequence_backlog", kind="requests", **labels) == 1
         stream.send("free", 1, "e", 1)
         for _ in range(2):
             stream.receive()

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from tests.sequences.models import Caller, rest, sequence_config
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
@@ -37,12 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         )
     with ServerProcess(repository) as process:
         yield process
-
-
-def stats(server: ServerProcess, model: str) -> dict[str, Any]:
-    status, found = rest(server, "GET", f"/v2/models/{model}/stats?percentiles=50&live=true")
-    assert status == 200
-    return dict(found["model_stats"][0])
 
 
 def places(got: dict[str, Any]) -> int:
@@ -108,10 +103,10 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
         thread.start()
     polls = 0
     while any(thread.is_alive() for thread in threads):
-        check(stats(server, model))
+        check(stats(server, model, "percentiles=50&live=true"))
         polls += 1
     assert polls > 1 and problems == []
-    got = stats(server, model)
+    got = stats(server, model, "percentiles=50&live=true")
     check(got)
     status, listing = rest(server, "GET", f"/v2/models/{model}/sequences")
     assert status == 200

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,9 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from tests.support.gate import Gate
+from tests.support.metrics import scrape, value
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 
@@ -34,11 +34,11 @@ class Bench:
         self.calls: dict[str, Any] = {}
         self.outcomes: dict[str, Any] = {}
         self._news = threading.Condition()
-        self._before = {"success": 0, "fail": 0, "cancelled": 0}
+        self._before = {"success": 0, "fail": 0, "queue": 0, "cancelled": 0}
 
     def fresh(self) -> None:
         """Resets the counts that total() and others are compared with."""
-        self._before = {"success": 0, "fail": 0}
+        self._before = {"success": 0, "fail": 0, "queue": 0}
         self._before = {what: self.count(what) for what in self._before}
         self._before["cancelled"] = self.cancelled()
         self.calls, self.outcomes = {}, {}
@@ -62,16 +62,13 @@ class Bench:
         return called
 
     def stats(self) -> dict[str, Any]:
-        url = f"http://{self.server.http}/v2/models/gate/stats?live=true"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
-        return found
+        return stats(self.server, "gate")
 
     def total(self) -> int:
         """How many requests were accepted so far, whatever happened to them."""
-        stats = self.stats()
-        done = stats["inference_stats"]
-        return int(stats["live"]["accepted"] + done["success"]["count"] + done["fail"]["count"])
+        found = self.stats()
+        done = found["inference_stats"]
+        return int(found["live"]["accepted"] + done["success"]["count"] + done["fail"]["count"])
 
     def live(self, what: str) -> int:
         return int(self.stats()["live"][what])
@@ -80,12 +77,8 @@ class Bench:
         return int(self.stats()["inference_stats"][what]["count"]) - self._before[what]
 
     def cancelled(self) -> int:
-        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
-        pattern = r'^nv_inference_request_failure{model="gate",reason="CANCELED",version="1"} (\d+)'
-        found = re.search(pattern, text, re.M)
-        assert found is not None, text
-        return int(found.group(1))
+        labels = {"model": "gate", "reason": "CANCELED", "version": "1"}
+        return int(value(scrape(self.server), "nv_inference_request_failure", **labels))
 
     def cancel(self, id: str) -> None:
         """Cancels a call; returns when the server has dropped its request."""
@@ -107,9 +100,13 @@ class Bench:
 
     def assert_nothing_left(self, success: int, cancelled: int) -> None:
         until(lambda: self.live("accepted") == 0, "every request is answered")
-        stats = self.stats()
-        assert stats["live"] == dict.fromkeys(stats["live"], 0)
-        assert (self.count("success"), self.count("fail")) == (success, cancelled)
+        held = self.stats()["live"]
+        assert held == dict.fromkeys(held, 0)
+        assert (self.count("success"), self.count("fail"), self.count("queue")) == (
+            success,
+            cancelled,
+            success,
+        )
         assert self.cancelled() - self._before["cancelled"] == cancelled
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.backends.kernel.family import kernel_config, parameter, tensors
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 ADD = """
 extern "C" __global__ void add(const int* x, int* y, int n)
@@ -64,6 +65,12 @@ def reason(server: ServerProcess, model: str) -> tuple[str, str]:
     _, index = post(server, "/v2/repository/index")
     row = next(row for row in index if row["name"] == model)
     return row["state"], row.get("reason", "")
+
+
+def unload(server: ServerProcess, model: str) -> None:
+    """Unloads a model, and waits until that has ended."""
+    assert post(server, f"/v2/repository/models/{model}/unload")[0] == 200
+    until(lambda: reason(server, model) == ("UNAVAILABLE", "unloaded"), "the unload's end")
 
 
 def held(server: ServerProcess, model: str) -> dict[tuple[str, int], int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.sequences.models import sequence_config
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028 & 'x\""
@@ -228,13 +228,8 @@ class Traced:
         assert answer.get(timeout=60) is not None
         self.gate.go("c")
         self.gate.reported()
-        until(lambda: not self._accepted("gate"), "the request's end, and with it the trace's")
-
-    def _accepted(self, model: str) -> int:
-        with urllib.request.urlopen(
-            f"http://{self.server.http}/v2/models/{model}/stats?live=true", timeout=60
-        ) as answer:
-            return int(json.loads(answer.read())["model_stats"][0]["live"]["accepted"])
+        # the request's end, and with it the trace's
+        until(lambda: not stats(self.server, "gate")["live"]["accepted"], "its end")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gpu import FakeGpu, needs_fake_gpu
-from tests.support.gpu_models import ADD, add, add_config, get, post, reason
+from tests.support.gpu_models import ADD, add, add_config, get, reason, unload
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -49,8 +49,7 @@ def test_the_pool_keeps_what_it_has_until_a_model_goes(two_models: Path) -> None
             until(lambda: pool(server)[1] == used, "what was outgrown is free")
             assert pool(server)[0] > used, "and kept"
             trims = gpu["trims"]
-            assert post(server, "/v2/repository/models/one/unload")[0] == 200
-            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            unload(server, "one")
             assert gpu["trims"] == trims + 1
             until(lambda: pool(server) == (2 * 65536, 2 * 65536), "nothing unused is held")
         assert gpu.live() == {}

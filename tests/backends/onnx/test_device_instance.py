@@ -25,7 +25,7 @@ from tests.backends.kernel.test_device_tensors import CONTROLS, SHM, ensemble, r
 from tests.support import onnx_models
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_client import GpuClient
-from tests.support.gpu_models import ADD, add, add_config, get, post, reason
+from tests.support.gpu_models import ADD, add, add_config, get, post, reason, unload
 from tests.support.onnx_instances import context
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -235,11 +235,6 @@ def hanging_models(folder: Path, **seconds: str) -> tuple[Path, list[str]]:
     for name, limit in seconds.items():
         write_model(repository, name, limited(limit), {"1/model.onnx": PLUS_ONE})
     return repository, [*EXPLICIT, *(f"--load-model={name}" for name in ("a", *seconds))]
-
-
-def unload(server: ServerProcess, model: str) -> None:
-    assert post(server, f"/v2/repository/models/{model}/unload")[0] == 200
-    until(lambda: reason(server, model) == ("UNAVAILABLE", "unloaded"), "the unload's end")
 
 
 def accepted(server: ServerProcess, model: str, requests: int) -> None:

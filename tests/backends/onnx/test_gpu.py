@@ -23,7 +23,7 @@ from neptrio.backends.onnx import library
 from neptrio.errors import InvalidArgument
 from tests.backends.kernel.family import kernel_config, parameter, tensors
 from tests.support import onnx_models
-from tests.support.gpu_models import ADD, add, add_config, get, post, reason
+from tests.support.gpu_models import ADD, add, add_config, get, post, reason, unload
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -460,8 +460,7 @@ def test_an_unload_gives_the_memory_back(tmp_path: Path, free: Any) -> None:
             assert got.tolist() == pytest.approx([np.e])
             during = free()
             assert before - during >= 4 * large
-            assert post(server, "/v2/repository/models/ones/unload")[0] == 200
-            until(lambda: reason(server, "ones") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            unload(server, "ones")
             until(lambda low=during: free() - low >= 4 * large, "the memory is free again")  # type: ignore[misc]
             print("free before, during, afterwards (MiB):", before >> 20, during >> 20, free() >> 20)
         assert add(server, "plus", 2) == (200, [3])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import tritonclient.http as httpclient
 from tests.backends.python.models import config, python_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 
 COUNT = 6
 DOUBLE = """
@@ -37,8 +36,7 @@ def test_an_instance_of_a_small_model_has_under_12_mb_of_its_own(tmp_path: Path)
             tensor.set_data_from_numpy(np.ones(4, np.float32))
             for answer in [client.async_infer("small", [tensor]) for _ in range(10 * COUNT)]:
                 assert answer.get_result().as_numpy("OUT").tolist() == [2] * 4
-        with urllib.request.urlopen(f"http://{server.http}/v2/models/small/stats?live=true") as answer:
-            rows = json.loads(answer.read())["model_stats"][0]["processes"]
+        rows = stats(server, "small")["processes"]
         assert len({row["pid"] for row in rows}) == COUNT
         for row in rows:
             kinds = Path(f"/proc/{row['pid']}/smaps_rollup").read_text().splitlines()

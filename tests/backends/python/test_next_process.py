@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, isolated
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 BEHIND = 4
@@ -66,13 +65,10 @@ class Calls:
         )
 
     def accepted(self) -> int:
-        with urllib.request.urlopen(f"http://{self.server.http}/v2/models/m/stats?live=true") as answer:
-            found: int = json.loads(answer.read())["model_stats"][0]["live"]["accepted"]
-            return found
+        return int(stats(self.server, "m")["live"]["accepted"])
 
     def kill(self) -> None:
-        with urllib.request.urlopen(f"http://{self.server.http}/v2/models/m/stats?live=true") as answer:
-            os.kill(json.loads(answer.read())["model_stats"][0]["processes"][0]["pid"], signal.SIGKILL)
+        os.kill(stats(self.server, "m")["processes"][0]["pid"], signal.SIGKILL)
 
     def error(self, name: str) -> InferenceServerException:
         result, error = self.answers[name].get(timeout=60)
@@ -148,7 +144,6 @@ def test_an_async_model_has_begun_all_that_it_took(tmp_path: Path) -> None:
                 "m", [tensor], lambda result, error: answers.put(error), parameters={"how": "hang"}
             )
         server.until_logged("hanging", 3)
-        with urllib.request.urlopen(f"http://{server.http}/v2/models/m/stats?live=true") as answer:
-            os.kill(json.loads(answer.read())["model_stats"][0]["processes"][0]["pid"], signal.SIGKILL)
+        os.kill(stats(server, "m")["processes"][0]["pid"], signal.SIGKILL)
         for _ in range(3):
             assert "SIGKILL" in answers.get(timeout=60).message()

@@ -23,6 +23,7 @@ from neptrio.backends.python import memory_group
 from tests.backends.python.models import config, python_model
 from tests.support.sanitizer import SANITIZED, no_memory_figures
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 # a model that does what its request's parameter says; OUT is what it found
@@ -264,13 +265,10 @@ def test_a_hung_execute_is_bounded(server: ServerProcess) -> None:
 
 def test_statistics_and_metrics_of_a_process(server: ServerProcess) -> None:
     pid = look(server)["pid"]
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/many/stats?live=true") as answer:
-        (stat,) = json.loads(answer.read())["model_stats"]
-    (process,) = stat["processes"]
+    (process,) = stats(server, "many")["processes"]
     assert (process["instance"], process["pid"]) == ("many_0", pid)
     assert process["resident_bytes"] > 1 << 20 and process["cpu_seconds"] >= 0 and process["ring"] == 0
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/here/stats?live=true") as answer:
-        assert json.loads(answer.read())["model_stats"][0]["processes"] == []
+    assert stats(server, "here")["processes"] == []
     text = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
     labels = r'\{[^}]*instance="many_0"[^}]*\}'
     assert re.search(f"^neptrio_process_id{labels} {pid}$", text, re.M)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.http import Http1, Http2
+from tests.support.metrics import scrape
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 ALL_TYPES = [
@@ -112,8 +113,7 @@ def hypercorn_server(
 
 def in_flight(process: ServerProcess) -> float:
     """Requests accepted and not answered, over all models that have had one, from the metrics endpoint."""
-    with Http1(process.metrics) as client:
-        text = client.request("GET", "/metrics").body.decode()
+    text = scrape(process)
     lines = [line for line in text.splitlines() if line.startswith("neptrio_accepted_requests{")]
     assert "\nneptrio_" in text
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -121,10 +121,7 @@ def in_flight(process: ServerProcess) -> float:
 
 def accepted(process: ServerProcess, model: str) -> int:
     """Requests that a model has accepted since it was loaded, answered or not."""
-    with Http1(process.http) as client:
-        body = client.request("GET", f"/v2/models/{model}/stats?live=true").body
-    found: int = json.loads(body)["model_stats"][0]["accounts"]["accepted"]
-    return found
+    return int(stats(process, model)["accounts"]["accepted"])
 
 
 Connect = Callable[[], Http1 | Http2]
