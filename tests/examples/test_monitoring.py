@@ -20,6 +20,7 @@ from neptrio.observe.machine import GpuSample, HostSample
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.settings import Settings
+from tests.support.infer_messages import identity_inputs
 from tests.support.metrics import scrape
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -88,14 +89,10 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
     python = identity_config(extra=process).replace('"identity"', '"python"')
     write_model(tmp_path, "p", python, {"1/model.py": code})
     with ServerProcess(tmp_path, "--cache-config=local,size=1000000", "--metrics-detail=full") as server:
-        import numpy as np
         import tritonclient.http as httpclient
 
-        tensors = [httpclient.InferInput(f"INPUT{i}", [1, 16], "INT32") for i in range(2)]
-        for tensor in tensors:
-            tensor.set_data_from_numpy(np.zeros((1, 16), np.int32))
         with httpclient.InferenceServerClient(server.http) as client:
-            client.infer("m", tensors)
+            client.infer("m", identity_inputs(httpclient))
         text = scrape(server)
     gpu = GpuSample("GPU-1", 0.5, 2, 1, 100.0, 300.0, 5.0)
     services = SimpleNamespace(settings=Settings(), loop=SimpleNamespace(lag=LoopLag()))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 import tritonclient.grpc as grpcclient
@@ -22,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -191,7 +191,4 @@ def test_off_by_default(tmp_path: Path) -> None:
         with httpclient.InferenceServerClient(server.http) as client:
             with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
                 client.infer("identity", shared_inputs(httpclient))
-            inputs = [httpclient.InferInput(f"INPUT{i}", [1, 16], "INT32") for i in range(2)]
-            for tensor in inputs:
-                tensor.set_data_from_numpy(np.zeros((1, 16), dtype=np.int32))
-            assert client.infer("identity", inputs).as_numpy("OUTPUT0").shape == (1, 16)
+            assert client.infer("identity", identity_inputs(httpclient)).as_numpy("OUTPUT0").shape == (1, 16)

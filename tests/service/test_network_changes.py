@@ -18,6 +18,7 @@ from neptrio.flags import Restriction
 from neptrio.settings import Settings
 from tests.support.control import CONFIG, load, post, refused
 from tests.support.http import Http1
+from tests.support.infer_messages import IDENTITY_JSON
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -203,14 +204,8 @@ def test_files_with_tensors_are_their_owners_alone(repository: Path, tmp_path: P
         "--trace-config=rate=1",
         f"--trace-config=triton,file={trace}",
     ) as server:
-        body = {
-            "inputs": [
-                {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
-                for i in range(2)
-            ]
-        }
         with Http1(server.http) as client:
-            assert client.request("POST", "/v2/models/simple/infer", json.dumps(body).encode()).status == 200
+            assert client.request("POST", "/v2/models/simple/infer", IDENTITY_JSON).status == 200
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
     for action in ("view", "export"):
         output = tmp_path / action

@@ -36,10 +36,16 @@ class Certificates:
         """The certificate of `name` and its key."""
         return self.folder / f"{name}.pem", self.folder / f"{name}.key"
 
+    def flags(self, name: str) -> tuple[str, str]:
+        """Those of a server whose REST port shows the certificate of `name`."""
+        certificate, key = self.files(name)
+        return f"--http-tls-cert={certificate}", f"--http-tls-key={key}"
+
     def client(self, name: str = "", alpn: str = "http/1.1") -> ssl.SSLContext:
         """A client that trusts the root, with the certificate of `name` if there is one."""
         context = ssl.create_default_context(cafile=str(self.roots))
-        context.set_alpn_protocols([alpn])
+        if alpn:
+            context.set_alpn_protocols([alpn])
         if name:
             context.load_cert_chain(*self.files(name))
         return context

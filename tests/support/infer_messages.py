@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ def identity(request_id: str = "", model: str = "identity", **parameters: Any) -
     return request(model, row, row + 1, request_id=request_id, **parameters)
 
 
+# the same for REST
+IDENTITY_JSON = json.dumps(
+    {
+        "inputs": [
+            {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
+            for i in range(2)
+        ]
+    }
+).encode()
+
+
 def identity_inputs(module: Any = grpcclient) -> list[Any]:
     """The inputs of the same for a real client: `tritonclient.grpc`, `tritonclient.http` or their aio forms."""
     made = []
@@ -44,6 +56,12 @@ def identity_inputs(module: Any = grpcclient) -> list[Any]:
         tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16) + i)
         made.append(tensor)
     return made
+
+
+def binary_head(shape: list[int], datatype: str, nbytes: int, name: str = "INPUT0", **document: Any) -> bytes:
+    """The JSON of a REST request whose only tensor follows it in `nbytes` bytes; `document` are more members of it."""
+    tensor = {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": nbytes}}
+    return json.dumps({"inputs": [tensor], **document}).encode()
 
 
 def response(body: bytes) -> Any:

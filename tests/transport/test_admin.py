@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
-import trustme
 from tritonclient.utils import InferenceServerException
 
 from neptrio import startup
@@ -32,6 +30,7 @@ from neptrio.transport.unix_socket import UnixListener
 from tests.service.test_network_changes import CHANGES
 from tests.support.certificates import Certificates
 from tests.support.http import Http1
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -84,13 +83,6 @@ def denied(call: Callable[[], Any]) -> None:
     assert error.value.status() == "StatusCode.PERMISSION_DENIED"
 
 
-def inputs(client: Any) -> list[Any]:
-    made = [client.InferInput(f"INPUT{i}", [1, 16], "INT32") for i in range(2)]
-    for tensor in made:
-        tensor.set_data_from_numpy(np.arange(16, dtype=np.int32)[None])
-    return made
-
-
 # ------------------------------------------------------------ the public ports
 
 
@@ -140,7 +132,7 @@ def test_the_public_ports_can_be_read(server: ServerProcess) -> None:
         assert grpc_client.get_log_settings().settings["log_info"].bool_param
         assert grpc_client.get_trace_settings().settings["trace_rate"].value == ["1000"]
         assert not grpc_client.get_system_shared_memory_status().regions
-        assert grpc_client.infer("simple", inputs(triton_grpc)).as_numpy("OUTPUT0") is not None
+        assert grpc_client.infer("simple", identity_inputs(triton_grpc)).as_numpy("OUTPUT0") is not None
 
 
 def test_every_verb_that_changes_something_is_control() -> None:
@@ -229,7 +221,7 @@ def test_everything_is_done_at_the_admin_listener_over_grpc(server: ServerProces
             admin.unregister_system_shared_memory("r")
         finally:
             shm.destroy_shared_memory_region(region)
-        found = admin.infer("simple", inputs(triton_grpc)).as_numpy("OUTPUT0")
+        found = admin.infer("simple", identity_inputs(triton_grpc)).as_numpy("OUTPUT0")
         assert found.tolist() == [list(range(16))]
 
 
@@ -252,7 +244,7 @@ def test_the_official_http_client_loads_at_a_tcp_address(repository: Path) -> No
             assert admin.get_model_config("simple")["max_batch_size"] == 3
             admin.update_log_settings({"log_verbose_level": 1})
             assert admin.update_trace_settings(None, {"trace_rate": "5"})["trace_rate"] == "5"
-            found = admin.infer("simple", inputs(triton_http)[:1]).as_numpy("OUTPUT0")
+            found = admin.infer("simple", identity_inputs(triton_http)[:1]).as_numpy("OUTPUT0")
             assert found.tolist() == [list(range(16))]
 
 
@@ -382,23 +374,20 @@ def test_at_a_unix_socket_the_host_does_not_matter(server: ServerProcess) -> Non
 
 @pytest.mark.slow
 def test_a_tcp_address_speaks_tls_where_rest_does(repository: Path, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    flags = (f"--http-tls-cert={tmp_path}/cert.pem", f"--http-tls-key={tmp_path}/key.pem")
-    with ServerProcess(repository, "--admin-address=127.0.0.1:0", *flags, *EXPLICIT) as server:
+    certificates = Certificates(tmp_path)
+    certificates.issue("server")
+    flags = ("--admin-address=127.0.0.1:0", *certificates.flags("server"), *EXPLICIT)
+    with ServerProcess(repository, *flags) as server:
         assert "admin    on https://" in server.log()
         for offered in (["h2", "http/1.1"], ["http/1.1"], []):  # curl's, old clients', none
-            context = ssl.create_default_context()
-            authority.configure_trust(context)
+            context = certificates.client(alpn="")
             if offered:
                 context.set_alpn_protocols(offered)
             with Http1(server.admin, context) as admin:
                 assert admin.request("POST", "/v2/repository/models/simple/load").status == 200
                 assert b"nv_" in admin.request("GET", "/metrics").body
         with triton_grpc.InferenceServerClient(
-            server.admin, ssl=True, creds=grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+            server.admin, ssl=True, creds=grpc.ssl_channel_credentials(certificates.roots.read_bytes())
         ) as admin_grpc:
             admin_grpc.unload_model("simple")
             admin_grpc.load_model("simple")

@@ -15,7 +15,7 @@ from neptrio.codec.inflate import STEP_BYTES, Inflater
 from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
-from tests.support.infer_messages import request
+from tests.support.infer_messages import binary_head, request
 from tests.support.memory import resident
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.repository import identity_config, write_model
@@ -65,18 +65,7 @@ def test_control_verbs_do_not_wait_for_bodies(repository: Path) -> None:
 
 def binary_bomb(mib: int) -> tuple[bytes, bytes]:
     """A request of zeros for the model `gate`, compressed; and its Inference-Header-Content-Length."""
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "INPUT0",
-                    "shape": [1, mib * MIB // 4],
-                    "datatype": "INT32",
-                    "parameters": {"binary_data_size": mib * MIB},
-                }
-            ]
-        }
-    ).encode()
+    head = binary_head([1, mib * MIB // 4], "INT32", mib * MIB)
     return gzip.compress(head + bytes(mib * MIB), 9), b"Inference-Header-Content-Length: %d" % len(head)
 
 

@@ -17,8 +17,8 @@ from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import FRONTENDS, ServerProcess, without_front_ends
 from tests.support.waiting import until
-from tests.transport.test_overload import GATED, KINDS, client
-from tests.transport.test_tokens import BODY, INFER, ask, auth, row
+from tests.transport.test_overload import GATED, client
+from tests.transport.test_tokens import BODY, INFER, KINDS, ask, auth, row
 
 FILE = row("boss", "operate", "admin", "read") + row("app", "infer", "read")
 LOAD = "/v2/repository/models/simple/load"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
@@ -14,20 +13,13 @@ from neptrio.addresses import is_loopback
 from neptrio.errors import Code
 from neptrio.transport.origin_policy import OriginPolicy
 from tests.support.http import Http1, Http2, Reply
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.transport.test_tokens import BODY, INFER, KINDS
 
 PAGE = "https://evil.example"
 UI = "https://ui.example"
-INFER = "/v2/models/simple/infer"
-BODY = json.dumps(
-    {
-        "inputs": [
-            {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
-            for i in range(2)
-        ]
-    }
-).encode()
 Ask = Callable[..., Reply]
 
 # ---------------------------------------------------------------- the decision
@@ -179,9 +171,6 @@ def asking(server: ServerProcess, kind: str) -> Iterator[Ask]:
         yield client.request
 
 
-KINDS = ["lean", "hypercorn", "http2"]
-
-
 def serve(repository: Path, kind: str, *flags: str) -> Iterator[ServerProcess]:
     lean = ["--http-lean=false"] if kind == "hypercorn" else []
     with ServerProcess(
@@ -250,11 +239,7 @@ def test_the_name_of_another_server_is_refused_on_loopback_but_for_probes(ask: A
 
 def test_clients_that_are_no_browsers_notice_nothing(server: ServerProcess) -> None:
     client = triton_http.InferenceServerClient(server.http)
-    inputs = []
-    for i in range(2):
-        inputs.append(triton_http.InferInput(f"INPUT{i}", [1, 16], "INT32"))
-        inputs[-1].set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    assert client.infer("simple", inputs).as_numpy("OUTPUT0") is not None
+    assert client.infer("simple", identity_inputs(triton_http)).as_numpy("OUTPUT0") is not None
     client.load_model("simple")
     client.update_log_settings({"log_verbose_level": 0})
     client.close()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from hyperframe.frame import GoAwayFrame
 
 from neptrio.transport.rest_server import RestServer
+from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1
 from tests.support.infer_messages import identity
@@ -42,13 +42,10 @@ class Front:
         self._flags: tuple[str, ...] = ()
         self.context: ssl.SSLContext | None = None
         if name == "tls":
-            authority = trustme.CA()
-            issued = authority.issue_cert("localhost")
-            issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-            issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-            self.context = ssl.create_default_context()
-            authority.configure_trust(self.context)
-            self._flags = (f"--http-tls-cert={folder}/cert.pem", f"--http-tls-key={folder}/key.pem")
+            certificates = Certificates(folder)
+            certificates.issue("server")
+            self.context = certificates.client(alpn="")
+            self._flags = certificates.flags("server")
 
     def start(self, *flags: str) -> ServerProcess:
         return ServerProcess(self._repository, *self._flags, *flags)

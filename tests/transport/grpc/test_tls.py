@@ -12,47 +12,41 @@ import tritonclient.grpc as grpcclient
 import trustme
 from tritonclient.utils import InferenceServerException
 
+from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.infer_messages import identity_inputs
 from tests.transport.conftest import SESSIONS
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("certificates")
-    root, stranger = trustme.CA(), trustme.CA()
-    paths = {}
-    for name, issuer in (("server", root), ("client", root), ("stranger", stranger)):
-        made = issuer.issue_cert("localhost", "127.0.0.1")
-        paths[f"{name}_key"] = str(folder / f"{name}.key")
-        paths[f"{name}_cert"] = str(folder / f"{name}.pem")
-        made.private_key_pem.write_to_path(paths[f"{name}_key"])
-        for part in made.cert_chain_pems:
-            part.write_to_path(paths[f"{name}_cert"], append=True)
-    paths["root"] = str(folder / "root.pem")
-    root.cert_pem.write_to_path(paths["root"])
-    return paths
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    for name, issuer in (("server", made.root), ("client", made.root), ("stranger", trustme.CA())):
+        made.issue(name, issuer)
+    return made
 
 
-def tls_client(address: str, paths: dict[str, str], who: str | None) -> Any:
+def tls_client(address: str, certificates: Certificates, who: str | None) -> Any:
+    chain, key = map(str, certificates.files(who)) if who else (None, None)
     return grpcclient.InferenceServerClient(
         address,
         ssl=True,
-        root_certificates=paths["root"],
-        private_key=paths[f"{who}_key"] if who else None,
-        certificate_chain=paths[f"{who}_cert"] if who else None,
+        root_certificates=str(certificates.roots),
+        private_key=key,
+        certificate_chain=chain,
     )
 
 
 @pytest.mark.parametrize("session", SESSIONS)
 @pytest.mark.parametrize("mutual", [False, True])
-def test_tls(grpc_repository: Path, certificates: dict[str, str], session: str, mutual: bool) -> None:
+def test_tls(grpc_repository: Path, certificates: Certificates, session: str, mutual: bool) -> None:
+    certificate, key = certificates.files("server")
     settings = {
         "grpc_use_ssl": True,
         "grpc_use_ssl_mutual": mutual,
-        "grpc_server_cert": Path(certificates["server_cert"]),
-        "grpc_server_key": Path(certificates["server_key"]),
-        "grpc_root_cert": Path(certificates["root"]),
+        "grpc_server_cert": certificate,
+        "grpc_server_key": key,
+        "grpc_root_cert": certificates.roots,
     }
     with EmbeddedServer(grpc_repository, session, **settings) as server:
         with tls_client(server.grpc, certificates, "client" if mutual else None) as client:
@@ -78,14 +72,14 @@ def test_tls(grpc_repository: Path, certificates: dict[str, str], session: str, 
         server.until_idle()
 
 
-def test_tls_settings_that_cannot_work(grpc_repository: Path, certificates: dict[str, str]) -> None:
+def test_tls_settings_that_cannot_work(grpc_repository: Path, certificates: Certificates) -> None:
     with pytest.raises(ValueError, match="needs --grpc-server-cert"):
         EmbeddedServer(grpc_repository, grpc_use_ssl=True)
     with pytest.raises(BaseExceptionGroup) as info:
         EmbeddedServer(
             grpc_repository,
             grpc_use_ssl=True,
-            grpc_server_cert=Path(certificates["server_cert"]),
+            grpc_server_cert=certificates.files("server")[0],
             grpc_server_key=Path("/nope.key"),
         )
     error: BaseException = info.value

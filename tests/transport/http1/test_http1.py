@@ -20,16 +20,16 @@ import pytest
 
 from tests.support.gate import Gate
 from tests.support.http import Http1
+from tests.support.infer_messages import IDENTITY_JSON, binary_head
 from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 from tests.transport.rest.conftest import accepted, delay, in_flight
 
 ROW = list(range(16))
-GOOD = json.dumps(
-    {"inputs": [{"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": ROW} for i in range(2)]}
-).encode()
+GOOD = IDENTITY_JSON
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -50,9 +50,7 @@ def client(lean_server: ServerProcess) -> Iterator[Http1]:
 
 
 def cancelled(server: ServerProcess, model: str) -> int:
-    with Http1(server.http) as other:
-        rows = json.loads(other.request("GET", f"/v2/models/{model}/stats").body)["model_stats"]
-    return int(rows[0]["inference_stats"]["fail"]["count"])
+    return int(stats(server, model)["inference_stats"]["fail"]["count"])
 
 
 def test_blanks_behind_a_value_are_none_of_it(client: Http1) -> None:
@@ -205,18 +203,7 @@ def test_expect_continue(client: Http1) -> None:
 @pytest.mark.parametrize("size", [1 << 20, 16 << 20])
 def test_large_bodies_both_ways(client: Http1, size: int) -> None:
     payload = np.random.default_rng(1).integers(0, 256, size, np.uint8).tobytes()
-    document = {
-        "inputs": [
-            {
-                "name": "INPUT0",
-                "shape": [1, size],
-                "datatype": "UINT8",
-                "parameters": {"binary_data_size": size},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
-    head = json.dumps(document).encode()
+    head = binary_head([1, size], "UINT8", size, parameters={"binary_data_output": True})
     headers = {"Inference-Header-Content-Length": str(len(head))}
     for _ in range(2):
         reply = client.request("POST", "/v2/models/uint8/infer", head + payload, headers)
@@ -376,19 +363,7 @@ def test_a_disconnect_cancels_what_is_queued(tmp_path: Path) -> None:
 
 def test_a_reader_that_stops_slows_only_itself(lean_server: ServerProcess) -> None:
     size = 1 << 20
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "INPUT0",
-                    "shape": [1, size],
-                    "datatype": "UINT8",
-                    "parameters": {"binary_data_size": size},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
+    head = binary_head([1, size], "UINT8", size, parameters={"binary_data_output": True})
     request = post("uint8", head + b"\7" * size, b"Inference-Header-Content-Length: %d" % len(head))
     with Http1(lean_server.http) as client:
         client.sock.settimeout(0.5)

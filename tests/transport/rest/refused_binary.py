@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tests.support.infer_messages import binary_head
 from tests.transport.rest.refusals import KIND, UNKNOWN, Cases, both, first, tensor
 
 case = CASES = Cases()
@@ -84,18 +85,7 @@ case(
 
 
 def strings(payload: bytes, count: int) -> tuple[bytes, dict[str, str]]:
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "INPUT0",
-                    "shape": [1, count],
-                    "datatype": "BYTES",
-                    "parameters": {"binary_data_size": len(payload)},
-                }
-            ]
-        }
-    ).encode()
+    head = binary_head([1, count], "BYTES", len(payload))
     return head + payload, {"Inference_Header_Content_Length": str(len(head))}
 
 

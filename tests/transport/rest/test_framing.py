@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable, Iterator
 
 import pytest
-import trustme
 
+from tests.support.certificates import Certificates
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -35,19 +35,14 @@ def servers(
     """One without TLS, and one with it."""
     folder = tmp_path_factory.mktemp("framing")
     write_model(folder / "models", "simple", identity_config())
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost")
-    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    tls = (f"--http-tls-cert={folder}/cert.pem", f"--http-tls-key={folder}/key.pem")
+    certificates = Certificates(folder)
+    certificates.issue("server")
     models = folder / "models"
     with (
         ServerProcess(models) as lean,
-        ServerProcess(models, *tls) as secure,
+        ServerProcess(models, *certificates.flags("server")) as secure,
     ):
-        yield {"lean": (lean, None), "tls": (secure, context)}
+        yield {"lean": (lean, None), "tls": (secure, certificates.client(alpn=""))}
 
 
 @pytest.fixture(params=["lean", "tls"])

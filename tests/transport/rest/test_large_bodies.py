@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.embedded import EmbeddedServer
 from tests.support.gated_workers import WorkersGate, gate_workers
 from tests.support.http import Http1
+from tests.support.infer_messages import binary_head
 from tests.support.repository import write_model
 
 N = 200_000
@@ -161,14 +162,7 @@ def test_the_exit_timeout_holds(tmp_path: Path, gate: WorkersGate) -> None:
 
 def binary(count: int, number: int) -> tuple[bytes, int]:
     """A binary request whose answer is JSON, and its JSON's length: the fast path takes it."""
-    tensor = {
-        "name": "INPUT0",
-        "shape": [count],
-        "datatype": "INT32",
-        "parameters": {"binary_data_size": 4 * count},
-    }
-    document = {"inputs": [tensor], "id": str(number), "outputs": [{"name": "OUTPUT0"}]}
-    head = json.dumps(document).encode()
+    head = binary_head([count], "INT32", 4 * count, id=str(number), outputs=[{"name": "OUTPUT0"}])
     return head + np.full(count, number, np.int32).tobytes(), len(head)
 
 
