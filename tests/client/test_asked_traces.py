@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from neptrio.settings import Settings
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.traced import read
 
 # takes as many milliseconds as its input says; a negative one fails. It sleeps because its duration is the
@@ -117,15 +118,13 @@ def test_a_request_forces_its_trace(server: ServerProcess, path: str, protocol: 
 
 
 def test_in_a_stream_each_request_for_itself(server: ServerProcess, path: str) -> None:
-    got: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.update_trace_settings(None, {"trace_file": path})
-        client.start_stream(lambda result, error: got.put(error))
-        for i, asks in enumerate((False, True, False)):
-            parameters = {"neptrio_trace": True} if asks else None
-            client.async_stream_infer("number", tensor(grpcclient), request_id=str(i), parameters=parameters)
-        assert [got.get(timeout=60) for _ in range(3)] == [None] * 3
-        client.stop_stream()
+        with Answers(client) as answers:
+            for i, asks in enumerate((False, True, False)):
+                more = {"parameters": {"neptrio_trace": True}} if asks else {}
+                client.async_stream_infer("number", tensor(grpcclient), request_id=str(i), **more)
+            answers.results(3)
         client.update_trace_settings(None, {"trace_file": None})
     assert ids(read(path)) == ["1"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from tests.backends.python.models import isolated
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 # answers with the outputs that it has inputs for
 PARTS = """
@@ -181,13 +181,10 @@ def test_a_step_that_cannot_do_without_fails_the_request(
 
 
 def test_each_response_of_a_decoupled_step_may_leave_out_its_own(server: ServerProcess) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer("repeated", tensors(grpcclient, "IN0", 4))
         seen = []
         for _ in range(4):
-            result, error = answers.get(timeout=60)
-            assert error is None
+            result = answers.result()
             seen.append([row.name for row in result.get_response().outputs])
     assert seen == [["OUT0"], BOTH.split()] * 2

@@ -5,10 +5,8 @@ Gated Python models (tests/support/gate.py) hold a step until the test lets it g
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from tritonclient.utils import InferenceServerException
 from tests.support.gate import Gate
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 IO = (
@@ -124,15 +124,11 @@ class Bench:
             outcome = self.outcomes.pop(id)
         return outcome.as_numpy("OUT").tolist() if isinstance(outcome, grpcclient.InferResult) else outcome
 
-    def stats(self, model: str) -> dict[str, Any]:
-        url = f"http://{self.server.http}/v2/models/{model}/stats?live=true"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
-        return found
-
     def accepted(self, model: str, count: int) -> None:
         """Waits until that many requests of `model` are under way."""
-        until(lambda: self.stats(model)["live"]["accepted"] == count, f"{count} requests in '{model}'")
+        until(
+            lambda: stats(self.server, model)["live"]["accepted"] == count, f"{count} requests in '{model}'"
+        )
 
 
 def tensor(value: int) -> list[Any]:
@@ -247,7 +243,7 @@ def test_max_inflight_requests_bounds_a_step(bench: Bench) -> None:
     seen: list[str] = []
     while len(seen) < len(ids):
         seen += bench.gate.started()
-        assert bench.stats("gate")["live"]["accepted"] <= 2
+        assert stats(bench.server, "gate")["live"]["accepted"] <= 2
         bench.gate.go()
     assert seen == ids, "the others wait in the order of arrival"
     assert [bench.result(id) for id in ids] == [[[i]] for i in range(7)]
@@ -255,16 +251,13 @@ def test_max_inflight_requests_bounds_a_step(bench: Bench) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_decoupled_step_streams(bench: Bench, count: int) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(bench.server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
+    with grpcclient.InferenceServerClient(bench.server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer(
             "stream", tensor(count - 1), request_id="s", enable_empty_final_response=True
         )
         got: list[Any] = []
         while not got or not got[-1].get_response().parameters["triton_final_response"].bool_param:
-            got.append(answers.get(timeout=60))
-        client.stop_stream()
+            got.append(answers.result())
     assert answers.empty()
     # the last data is final, unless the step's end came after it had been sent: then an empty response is
     data = [a for a in got if a.get_response().outputs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from neptrio.codec.shared_memory import names_large_inputs
 from tests.support.embedded import EmbeddedServer
 from tests.support.gated_workers import WorkersGate, gate_workers
 from tests.support.repository import identity_config, write_model
+from tests.support.streams import Answers
 
 REGION = f"/neptrio_test_large_{os.getpid()}"  # its own in every process
 COUNT = 1 << 19
@@ -78,17 +78,13 @@ def test_the_loop_goes_on_while_a_worker_reads(
 
 
 def test_messages_of_a_stream_stay_in_order(server: EmbeddedServer, gate: WorkersGate) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.register_system_shared_memory("all", REGION, 2 * LARGE)
-        client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("identity", asked(grpcclient, COUNT), request_id="large")
         client.async_stream_infer("identity", asked(grpcclient, 16), request_id="small")
         server.until(lambda: gate.asked == 1, "a worker was asked to read")
         server.ask(gate.open.set)
-        found = [answers.get(timeout=60) for _ in range(2)]
-    assert [error for _, error in found] == [None, None]
-    assert [result.get_response().id for result, _ in found] == ["large", "small"]
+        assert [result.get_response().id for result in answers.results(2)] == ["large", "small"]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from tests.backends.python.models import ISOLATION, config, python_model
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 # adds the number of the tensor's dimensions, so that the answer tells what the models have seen
 RANK = """
@@ -109,16 +109,13 @@ def test_an_ensemble_allows_no_more_than_its_steps(server: ServerProcess) -> Non
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_last_response_with_data_is_final(server: ServerProcess, count: int) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
     tensor = grpcclient.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.full(1, count, np.float32))
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer("repeats_after", [tensor], enable_empty_final_response=True)
         seen = []
         while not seen or not seen[-1][1]:
-            result = answers.get(timeout=60)
+            result = answers.result()
             final = result.get_response().parameters["triton_final_response"].bool_param
             seen.append((float(result.as_numpy("OUT")[0]), final))
-        client.stop_stream()
     assert seen == [(10 * i + 1, i == count - 1) for i in range(count)]

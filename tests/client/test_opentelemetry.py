@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import queue
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.traced import CALLER, FAILING, ONE, ensemble, sixteen
 from tests.support.waiting import until
 
@@ -276,13 +276,13 @@ def test_grpc_unary(server: ServerProcess, collector: Collector) -> None:
 
 def test_every_request_of_a_stream(server: ServerProcess, collector: Collector) -> None:
     trace_id, outside, header = parent()
-    got: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put(error), headers={"traceparent": header})
+    with (
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        Answers(client, headers={"traceparent": header}) as got,
+    ):
         for _ in range(2):
             client.async_stream_infer("single", sixteen(grpcclient))
-        assert [got.get(timeout=60) for _ in range(2)] == [None, None]
-        client.stop_stream()
+        got.results(2)
     spans = collector.trace(trace_id, 6)
     roots = [spans["InferRequest"], spans["InferRequest+"]]
     assert [int.from_bytes(root.parent_span_id) for root in roots] == [outside, outside]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import signal
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from neptrio import commands
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.traced import (
     CALLER,
     FAILING,
@@ -136,12 +136,10 @@ def test_grpc_request(server: ServerProcess, trace_file: str, stream: bool) -> N
     with grpcclient.InferenceServerClient(server.grpc) as client:
         switch_on(client, trace_file)
         if stream:
-            got: queue.Queue[Any] = queue.Queue()
-            client.start_stream(lambda result, error: got.put(error))
-            for _ in range(2):
-                client.async_stream_infer("single", sixteen(grpcclient))
-            assert [got.get(timeout=60) for _ in range(2)] == [None, None]
-            client.stop_stream()
+            with Answers(client) as answers:
+                for _ in range(2):
+                    client.async_stream_infer("single", sixteen(grpcclient))
+                answers.results(2)
         else:
             client.infer("single", sixteen(grpcclient))
         switch_off(client)
@@ -180,15 +178,13 @@ def test_bls_call_is_a_child(server: ServerProcess, trace_file: str) -> None:
 
 
 def test_decoupled_responses_one_by_one(server: ServerProcess, trace_file: str) -> None:
-    got: queue.Queue[Any] = queue.Queue()
     tensor = grpcclient.InferInput("IN", [1], "INT32")
     tensor.set_data_from_numpy(np.array([3], np.int32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         switch_on(client, trace_file)
-        client.start_stream(lambda result, error: got.put(error))
-        client.async_stream_infer("repeat", [tensor], enable_empty_final_response=True)
-        assert [got.get(timeout=60) for _ in range(4)] == [None] * 4
-        client.stop_stream()
+        with Answers(client) as answers:
+            client.async_stream_infer("repeat", [tensor], enable_empty_final_response=True)
+            answers.results(4)
         switch_off(client)
     (trace,) = read(trace_file)
     found = names(trace)

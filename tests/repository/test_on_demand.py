@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,13 @@ from tritonclient.utils import InferenceServerException
 
 import neptrio
 from tests.support import openai_models
+from tests.support.control import progress
 from tests.support.http import Http1
+from tests.support.metrics import scrape
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.slow_models import latch, loads, parameter, slow_model
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 ON_DEMAND = "--model-control-mode=on-demand"
@@ -100,14 +102,12 @@ def document(server: ServerProcess, path: str, method: str = "GET", body: bytes 
 
 
 def on_demand(server: ServerProcess, model: str) -> dict[str, Any]:
-    found: dict[str, Any] = document(server, f"/v2/repository/models/{model}")[1]["on_demand"]
+    found: dict[str, Any] = progress(server, model)["on_demand"]
     return found
 
 
 def phase(server: ServerProcess, model: str) -> str:
-    with Http1(server.http) as client:
-        answer = client.request("GET", f"/v2/repository/models/{model}")
-    return str(json.loads(answer.body).get("loading", {}).get("phase", ""))
+    return str(progress(server, model).get("loading", {}).get("phase", ""))
 
 
 @pytest.fixture(scope="module")
@@ -197,17 +197,16 @@ def test_grpc_loads(places: Path, grpc: Any) -> None:
 
 
 def test_a_stream_keeps_its_order(places: Path, server: ServerProcess) -> None:
-    answers: Queue[Any] = Queue()
-    with latch(places / "stream") as held, grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with (
+        latch(places / "stream") as held,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        Answers(client) as answers,
+    ):
         for number in range(4):
             client.async_stream_infer("stream", [grpc_input()], request_id=str(number))
         until(lambda: on_demand(server, "stream")["waiting"] == 4)
         held.open()
-        found = [answers.get(timeout=60) for _ in range(4)]
-        client.stop_stream()
-    assert [error for _, error in found] == [None] * 4
-    assert [result.get_response().id for result, _ in found] == ["0", "1", "2", "3"]
+        assert [result.get_response().id for result in answers.results(4)] == ["0", "1", "2", "3"]
 
 
 def test_an_ensemble_loads_its_steps(places: Path, http: Any) -> None:
@@ -309,8 +308,7 @@ def test_metrics(server: ServerProcess, http: Any) -> None:
     assert http_infer(http, "measured") == [0, 1, 2]
     assert http_infer(http, "measured") == [0, 1, 2]
     http.unload_model("measured")
-    with Http1(server.metrics) as client:
-        text = client.request("GET", "/metrics").body.decode()
+    text = scrape(server)
     assert 'neptrio_demand_misses_total{model="measured"} 1\n' in text
     assert 'neptrio_demand_hits_total{model="measured"} 1\n' in text
     assert 'neptrio_demand_loads_total{model="measured",outcome="loaded"} 1\n' in text
@@ -467,23 +465,19 @@ def test_a_sequence_waits_as_a_whole(tmp_path: Path) -> None:
         output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
         parameters { key: "creation_delay_sec" value: { string_value: "0.5" } }""",
     )
-    answers: Queue[Any] = Queue()
     with (
         ServerProcess(tmp_path, ON_DEMAND) as server,
         grpcclient.InferenceServerClient(server.grpc) as client,
+        Answers(client) as answers,
     ):
-        client.start_stream(lambda result, error: answers.put((result, error)))
         for number in range(3):
             given = grpcclient.InferInput("INPUT", [1, 1], "INT32")
             given.set_data_from_numpy(np.array([[number + 1]], dtype=np.int32))
             client.async_stream_infer(
                 "sums", [given], sequence_id=7, sequence_start=number == 0, sequence_end=number == 2
             )
-        found = [answers.get(timeout=60) for _ in range(3)]
-        client.stop_stream()
+        assert [int(result.as_numpy("OUTPUT")[0][0]) for result in answers.results(3)] == [1, 3, 6]
         assert on_demand(server, "sums")["misses"] == 3
-    assert [error for _, error in found] == [None] * 3
-    assert [int(result.as_numpy("OUTPUT")[0][0]) for result, _ in found] == [1, 3, 6]
 
 
 def test_the_load_that_is_waited_for_most_urgently_is_next(tmp_path: Path) -> None:

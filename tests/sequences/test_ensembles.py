@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from tests.sequences.models import sequence_config
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 IO = (
     'max_batch_size: 4 input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ] '
@@ -87,14 +87,13 @@ def unary(server: ServerProcess, model: str, protocol: Any) -> list[Any]:
 
 def streamed(server: ServerProcess, model: str) -> list[Any]:
     """The same over one gRPC stream."""
-    answers: queue.Queue[Any] = queue.Queue()
     outcomes: list[Any] = []
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         for value, batch, sequence in REQUESTS:
             client.async_stream_infer(model, tensor(grpcclient, value, batch), **sequence)
-            result, error = answers.get(timeout=60)
-            outcomes.append((error.message(), None) if error else int(result.as_numpy("OUTPUT")[0, 0]))
+            got = answers.next()
+            error = isinstance(got, InferenceServerException)
+            outcomes.append((got.message(), None) if error else int(got.as_numpy("OUTPUT")[0, 0]))
     return outcomes
 
 

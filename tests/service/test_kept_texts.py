@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,24 +18,12 @@ from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.model_families import Detail, ModelFamilies, label_texts
 from neptrio.transport.grpc.service import _index_text, _statistics_text
 from tests.backends.python.models import config, python_model
+from tests.service.test_statistics_python import DECOUPLED
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
+from tests.support.streams import Answers
 
 FORMS: dict[str, Callable[[dict[str, Any]], bytes]] = {"json": dump_json, "protobuf": _statistics_text}
-DECOUPLED = """
-import numpy as np
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            good, bad = (int(x) for x in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[:2])
-            for i in range(good):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, i, np.float32))]))
-            for _ in range(bad):
-                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad")))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 FAILING = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -51,7 +38,10 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
         write_model(tmp_path, name, identity_config(extra=extra))
     (tmp_path / "no_versions").mkdir()
     python_model(
-        tmp_path, "decoupled", DECOUPLED, config(extra="model_transaction_policy { decoupled: true }")
+        tmp_path,
+        "decoupled",
+        "import numpy as np\n" + DECOUPLED,
+        config(extra="model_transaction_policy { decoupled: true }"),
     )
     python_model(tmp_path, "failing", FAILING, config())
     with EmbeddedServer(
@@ -125,17 +115,14 @@ def fail(server: EmbeddedServer) -> None:
 
 
 def stream(server: EmbeddedServer, good: int, bad: int) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
     executions = server.server.repository.lookup("decoupled").counters
     before = executions.execution_count
     tensor = grpcclient.InferInput("IN", [3], "FP32")
     tensor.set_data_from_numpy(np.array([good, bad, 0], np.float32))
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer("decoupled", [tensor], enable_empty_final_response=True)
         for _ in range(good + bad + 1):
-            answers.get(timeout=60)
-        client.stop_stream()
+            answers.next()
     # it is counted when execute() has returned, which may be after the last response
     server.until(lambda: executions.execution_count == before + 1, "the execution is counted")
 

@@ -3,9 +3,6 @@ memory, custom metrics."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import queue
 import random
 import threading
 from collections.abc import Iterator
@@ -22,6 +19,8 @@ from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.metrics import families, scrape, value
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 # IN = [good, bad, close]: good responses, then bad errors, then a final flag if close
@@ -143,32 +142,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
-    connection = http.client.HTTPConnection(server.http, timeout=60)
-    try:
-        connection.request("GET", f"/v2/models/{model}/stats{query}")
-        found: dict[str, Any] = json.loads(connection.getresponse().read())["model_stats"][0]
-        return found
-    finally:
-        connection.close()
-
-
 def counts(durations: dict[str, Any]) -> dict[str, int]:
     return {k: v["count"] for k, v in durations.items() if v["count"]}
 
 
 def stream(server: ServerProcess, model: str, *wishes: tuple[int, int]) -> None:
     """Sends each wish and waits for its final response."""
-    results: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: results.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         for good, bad in wishes:
             tensor = grpcclient.InferInput("IN", [2], "FP32")
             tensor.set_data_from_numpy(np.array([good, bad], np.float32))
             client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
             for _ in range(good + bad + 1):
-                results.get(timeout=60)
-        client.stop_stream()
+                answers.next()
 
 
 def test_decoupled_responses(server: ServerProcess) -> None:
@@ -212,14 +198,10 @@ def test_decoupled_responses(server: ServerProcess) -> None:
 
 def test_copying_a_response_out_of_a_process_is_output(server: ServerProcess) -> None:
     """Of responses that were ready and have 32 MiB, nearly all the time is that of the copy."""
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        results: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: results.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensor = grpcclient.InferInput("IN", [2], "FP32").set_data_from_numpy(np.zeros(2, np.float32))
         client.async_stream_infer("large_responses", [tensor], enable_empty_final_response=True)
-        got = [results.get(timeout=60) for _ in range(4)]
-        client.stop_stream()
-    assert [error for _, error in got] == [None] * 4
+        answers.results(4)
     responses = stats(server, "large_responses")["response_stats"]
     infer, output = (
         sum(responses[str(i)][part]["ns"] for i in range(3)) for part in ("compute_infer", "compute_output")
@@ -261,7 +243,7 @@ def test_snapshots_of_a_decoupled_model_are_consistent_during_a_storm(
     threads = [threading.Thread(target=stream, args=(server, model, *own)) for own in wishes]
     for thread in threads:
         thread.start()
-    query, polls = "?live=true&percentiles=50", 0
+    query, polls = "live=true&percentiles=50", 0
     while any(thread.is_alive() for thread in threads):
         check_decoupled(stats(server, model, query))
         polls += 1
@@ -280,13 +262,11 @@ def test_snapshots_of_a_decoupled_model_are_consistent_during_a_storm(
 def test_copies_into_and_out_of_processes_are_counted(server: ServerProcess) -> None:
     """What is copied out of a process, and what a decoupled model is given."""
     numbers = np.zeros(16 << 20, np.float32)
-    answers: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensor = grpcclient.InferInput("IN", [len(numbers)], "FP32")
         tensor.set_data_from_numpy(numbers)
         client.async_stream_infer("sent", [tensor], enable_empty_final_response=True)
-        assert answers.get(timeout=60) is None  # no response of its own: `good` is 0
+        answers.result()  # no response of its own: `good` is 0
         client.stop_stream()
         told = client.get_inference_statistics("sent").model_stats[0].inference_stats.compute_input
         assert (told.count, told.ns > 0) == (1, True), "it was answered before its batch was back"
@@ -301,13 +281,11 @@ def test_copies_into_and_out_of_processes_are_counted(server: ServerProcess) -> 
 
 
 def test_a_stream_that_its_client_leaves_is_cancelled(server: ServerProcess) -> None:
-    results: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: results.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensor = grpcclient.InferInput("IN", [2], "FP32")
         tensor.set_data_from_numpy(np.zeros(2, np.float32))
         client.async_stream_infer("endless", [tensor])
-        assert results.get(timeout=60)[1] is None
+        answers.result()
         client.stop_stream(cancel_requests=True)
 
     def ended() -> bool:

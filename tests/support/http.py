@@ -50,11 +50,20 @@ class Http1:
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Reply:
         """Sends a request with Content-Length and reads its response; `headers` may name another Host."""
+        self.start(method, path, body, headers)
+        return self.read(method)
+
+    def start(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
+        """Sends a request whose response is read later; returns what finish() takes, as that of Http2 does."""
         lines = [f"{method} {path} HTTP/1.1", f"Content-Length: {len(body)}"]
         headers = {"Host": "localhost", **(headers or {})}
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
-        return self.read(method)
+        return 0
+
+    def finish(self, stream: int) -> Reply:
+        """Waits for the next response."""
+        return self.read()
 
     def read(self, method: str = "GET") -> Reply:
         """Reads the next response that is not 1xx."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import stat
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
@@ -20,8 +18,10 @@ from neptrio.errors import Denied, Internal, Unauthenticated
 from neptrio.service.audit import EVENTS, HELD_BYTES, REFUSALS_PER_SECOND, AuditLog
 from neptrio.transport.header_policy import METHOD_CATEGORIES, METHOD_SCOPES, VERB_CATEGORIES, VERB_SCOPES
 from tests.support.http import Http1, Http2
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 from tests.test_logs import limit_files
 from tests.transport.test_tokens import ask, auth, row
@@ -81,14 +81,6 @@ def test_what_was_changed_and_refused_over_rest(tmp_path: Path, kind: str) -> No
     assert "guess" not in audit.read_text()
 
 
-def inputs() -> list[Any]:
-    made = []
-    for i in range(2):
-        made.append(triton_grpc.InferInput(f"INPUT{i}", [1, 16], "INT32"))
-        made[-1].set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    return made
-
-
 def test_what_was_changed_and_refused_over_grpc(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "simple", identity_config())
     tokens, audit = tmp_path / "auth.toml", tmp_path / "audit"
@@ -108,14 +100,12 @@ def test_what_was_changed_and_refused_over_grpc(tmp_path: Path) -> None:
         client.update_trace_settings("simple", {"trace_rate": "5"}, headers=boss)
         client.unregister_system_shared_memory("r", headers=boss)
         with pytest.raises(InferenceServerException):
-            client.infer("simple", inputs(), headers=app)
+            client.infer("simple", identity_inputs(), headers=app)
         with pytest.raises(InferenceServerException):
-            client.infer("simple", inputs())
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error), headers=app)
-        client.async_stream_infer("simple", inputs())
-        assert answers.get(timeout=60) is not None
-        client.stop_stream()
+            client.infer("simple", identity_inputs())
+        with Answers(client, headers=app) as answers:
+            client.async_stream_infer("simple", identity_inputs())
+            answers.error()
         client.close()
     assert plain(audit) == [
         ("load", "ok", "boss", "simple", None),

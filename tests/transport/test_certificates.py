@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from tritonclient.utils import InferenceServerException
 from tests.sequences.models import sequence_config
 from tests.support.certificates import Certificates
 from tests.support.http import Http1, Http2, Reply
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 from tests.transport.test_audit import rows
-from tests.transport.test_tokens import BODY, INFER, auth, inputs, row
+from tests.transport.test_tokens import BODY, INFER, auth, row
 
 FILE = (
     row("token", "read")
@@ -163,25 +164,24 @@ def triton(server: ServerProcess, certificates: Certificates, name: str) -> Any:
 
 def test_certificates_have_scopes_over_grpc(server: ServerProcess, certificates: Certificates) -> None:
     with triton(server, certificates, "trainer") as client:
-        assert client.infer("simple", inputs(triton_grpc)) is not None
+        assert client.infer("simple", identity_inputs(triton_grpc)) is not None
         with pytest.raises(InferenceServerException, match="certificate 'trainer' is limited") as error:
-            client.infer("other", inputs(triton_grpc))
+            client.infer("other", identity_inputs(triton_grpc))
         assert error.value.status() == "StatusCode.PERMISSION_DENIED"
         with pytest.raises(InferenceServerException, match="certificate 'trainer' may not do this"):
             client.get_model_metadata("simple")
         assert client.get_model_metadata("simple", headers=auth("token")).name == "simple"
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error))
-        for model, refused in (("simple", False), ("other", True)):
-            client.async_stream_infer(model, inputs(triton_grpc))
-            assert ("limited to some models" in str(answers.get(timeout=60))) is refused
-        client.stop_stream()
+        with Answers(client) as answers:
+            client.async_stream_infer("simple", identity_inputs(triton_grpc))
+            answers.result()
+            client.async_stream_infer("other", identity_inputs(triton_grpc))
+            assert "limited to some models" in str(answers.error())
     with triton(server, certificates, "ops") as client:
         client.load_model("other")
     with triton(server, certificates, "only a name") as client:
         assert client.is_server_live()
         with pytest.raises(InferenceServerException, match="no entry for this certificate") as error:
-            client.infer("simple", inputs(triton_grpc))
+            client.infer("simple", identity_inputs(triton_grpc))
         assert error.value.status() == "StatusCode.UNAUTHENTICATED"
 
 
@@ -192,9 +192,9 @@ def test_the_http_client_of_tritonclient(server: ServerProcess, certificates: Ce
         return made
 
     with triton_http.InferenceServerClient(server.http, ssl=True, ssl_context_factory=context) as client:
-        assert client.infer("simple", inputs(triton_http)) is not None
+        assert client.infer("simple", identity_inputs(triton_http)) is not None
         with pytest.raises(InferenceServerException, match="certificate 'trainer' is limited"):
-            client.infer("other", inputs(triton_http))
+            client.infer("other", identity_inputs(triton_http))
 
 
 def test_sequences_belong_to_a_certificate(server: ServerProcess, certificates: Certificates) -> None:

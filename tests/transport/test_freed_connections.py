@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import queue
 import socket
 import struct
 from collections import Counter
@@ -23,6 +22,7 @@ from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 INFER = "/v2/models/identity/infer"
@@ -155,12 +155,11 @@ def connect_grpc(server: EmbeddedServer, certificates: Certificates, **options: 
     ):
         with pytest.raises(InferenceServerException, match="unknown"):
             refused()
-    got: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: got.put(error))
+    answers = Answers(client)
     client.async_stream_infer("identity", [tensor])
-    assert got.get(timeout=60) is None
+    answers.result()
     client.async_stream_infer("unknown", [tensor])
-    assert "unknown" in str(got.get(timeout=60))
+    assert "unknown" in str(answers.error())
 
     def close() -> None:
         client.stop_stream()

@@ -25,6 +25,7 @@ from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.transport.conftest import SESSIONS
 
 PARAMETERS = """
@@ -180,11 +181,9 @@ def test_a_grpc_message_cannot_bring_what_looks_like_metadata(forwarding: Server
         with pytest.raises(InferenceServerException, match="parameter 'my-both'") as error:
             client.infer("parameters", [tensor(triton_grpc)], parameters={"my-both": "body"})
         assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error))
-        client.async_stream_infer("decoupled", [tensor(triton_grpc)], parameters={"my-both": "body"})
-        assert "parameter 'my-both'" in str(answers.get(timeout=60))
-        client.stop_stream()
+        with Answers(client) as answers:
+            client.async_stream_infer("decoupled", [tensor(triton_grpc)], parameters={"my-both": "body"})
+            assert "parameter 'my-both'" in str(answers.error())
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -257,10 +256,9 @@ def test_spaces_around_a_metadata_value_are_kept(forwarding: ServerProcess, valu
         assert client.is_server_live(headers=headers)
         answer = client.infer("parameters", [tensor(triton_grpc)], headers=headers)
         assert json.loads(answer.as_numpy("OUT")[0]) == {"my-tenant": value}
-        results: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: results.put(error or result), headers=headers)
-        client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        assert json.loads(results.get(timeout=60).as_numpy("OUT")[0]) == {"my-tenant": value}
+        with Answers(client, headers=headers) as answers:
+            client.async_stream_infer("parameters", [tensor(triton_grpc)])
+            assert json.loads(answers.result().as_numpy("OUT")[0]) == {"my-tenant": value}
 
 
 @pytest.mark.parametrize("route", ["infer", "generate"])
@@ -279,17 +277,16 @@ def test_blanks_behind_a_header_are_kept(forwarding: ServerProcess, route: str, 
 
 
 def test_a_stream_forwards_with_every_request(forwarding: ServerProcess) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)), headers={"my-tenant": "t"})
+    with (
+        triton_grpc.InferenceServerClient(forwarding.grpc) as client,
+        Answers(client, headers={"my-tenant": "t"}) as answers,
+    ):
         for model in ("parameters", "decoupled"):
             for number in range(2):
                 client.async_stream_infer(model, [tensor(triton_grpc)], parameters={"n": number})
-                result, error = answers.get(timeout=60)
-                assert error is None
+                result = answers.result()
                 found = json.loads(result.as_numpy("OUT")[0])
                 assert found == {"n": number, "my-tenant": "t"}
-        client.stop_stream()
 
 
 def test_reserved_metadata_is_refused(forwarding: ServerProcess) -> None:
@@ -299,11 +296,9 @@ def test_reserved_metadata_is_refused(forwarding: ServerProcess) -> None:
             client.infer("parameters", [tensor(triton_grpc)], headers={"priority": "1"})
         assert info.value.status() == "StatusCode.INVALID_ARGUMENT"
         assert info.value.message() == text
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error), headers={"priority": "1"})
-        client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        assert answers.get(timeout=60).message() == text
-        client.stop_stream()
+        with Answers(client, headers={"priority": "1"}) as answers:
+            client.async_stream_infer("parameters", [tensor(triton_grpc)])
+            assert answers.error().message() == text
 
 
 def test_metadata_for_the_server_itself_is_not_forwarded(forwarding: ServerProcess) -> None:
@@ -443,14 +438,11 @@ def test_restricted_protocols_want_their_metadata(restricted: ServerProcess) -> 
                 assert info.value.message() == text.format("key" if headers is key else "k2")
             assert call(headers=headers)
         assert client.get_model_config("parameters").config.name == "parameters"  # not in a group
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        assert text.format("key") in str(answers.get(timeout=60)[1])
-        client.stop_stream()
-        client.start_stream(lambda result, error: answers.put((result, error)), headers=key)
-        client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        assert answers.get(timeout=60)[1] is None
-        client.stop_stream()
+        with Answers(client) as answers:
+            assert text.format("key") in str(answers.error())
+        with Answers(client, headers=key) as answers:
+            client.async_stream_infer("parameters", [tensor(triton_grpc)])
+            answers.result()
 
 
 def test_the_health_service_is_restricted_with_health(restricted: ServerProcess) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import queue
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from tests.support.http import Http1
 from tests.support.metrics import families, request, scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 M = {"model": "m", "version": "1"}
 
@@ -374,16 +373,14 @@ def test_every_decoupled_model_has_a_first_response(tmp_path: Path) -> None:
     python_model(tmp_path, "single", SENDER.split("        for")[0] + echo, plain)
     write_model(tmp_path, "ensemble", ENSEMBLE)
     models = ("sync", "async", "completes", "apart", "ensemble")
-    responses: queue.Queue[Any] = queue.Queue()
     with ServerProcess(tmp_path, "--metrics-config=histogram_latencies=true") as server:
-        with grpcclient.InferenceServerClient(server.grpc) as client:
-            client.start_stream(lambda result, error: responses.put(error or result))
+        with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as responses:
             for model in models:
                 tensor = grpcclient.InferInput("IN", [1], "INT32")
                 tensor.set_data_from_numpy(np.zeros(1, np.int32))
                 client.async_stream_infer(model, [tensor])
                 for _ in range(2):
-                    assert responses.get(timeout=60).as_numpy("OUT").tolist() == [0]
+                    assert responses.result().as_numpy("OUT").tolist() == [0]
         text = scrape(server)
     counts = {name: value(text, f"{FIRST}_count", model=name, version="1") for name in (*models, "single")}
     assert counts == {"sync": 1, "async": 2, "completes": 1, "apart": 1, "ensemble": 1, "single": 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import tritonclient.http as httpclient
 from tests.support.http import Http1, Http2, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 EXECUTED = {
     "neptrio_queue_ns",
@@ -296,20 +296,17 @@ def test_unary_calls(grpc: grpcclient.InferenceServerClient) -> None:
 
 
 def test_grpc_streams(grpc: grpcclient.InferenceServerClient) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    grpc.start_stream(lambda result, error: answers.put(error or result))
-    grpc.async_stream_infer("plain", [grpc_input()], parameters={"neptrio_timing": True})
-    assert told(answers.get(timeout=60)) == {*EXECUTED, "triton_final_response"}
-    grpc.async_stream_infer("plain", [grpc_input()])
-    assert told(answers.get(timeout=60)) == {"triton_final_response"}
-    grpc.stop_stream()
-    grpc.start_stream(lambda result, error: answers.put(error or result), headers={"neptrio-timing": "true"})
-    grpc.async_stream_infer("two", [grpc_input("N", (1,))], enable_empty_final_response=True)
-    made = [answers.get(timeout=60) for _ in range(3)]
+    with Answers(grpc) as answers:
+        grpc.async_stream_infer("plain", [grpc_input()], parameters={"neptrio_timing": True})
+        assert told(answers.result()) == {*EXECUTED, "triton_final_response"}
+        grpc.async_stream_infer("plain", [grpc_input()])
+        assert told(answers.result()) == {"triton_final_response"}
+    with Answers(grpc, headers={"neptrio-timing": "true"}) as answers:
+        grpc.async_stream_infer("two", [grpc_input("N", (1,))], enable_empty_final_response=True)
+        made = answers.results(3)
     assert all(told(one) >= EXECUTED for one in made)
     computed = [one.get_response().parameters["neptrio_compute_ns"].int64_param for one in made]
     assert computed == sorted(computed)  # so far
-    grpc.stop_stream()
 
 
 def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -14,11 +12,13 @@ from tritonclient.utils import InferenceServerException
 from tests.sequences.models import Stream
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
-from tests.transport.test_overload import GATED, KINDS, client, told_to_wait
-from tests.transport.test_tokens import BODY, INFER, ask, auth, inputs, row
+from tests.transport.test_overload import GATED, client, told_to_wait
+from tests.transport.test_tokens import BODY, INFER, KINDS, ask, auth, row
 
 SCOPES = ("infer", "read", "operate", "admin")
 FILE = (
@@ -75,7 +75,7 @@ def test_requests_per_second(server: ServerProcess, kind: str) -> None:
             assert ask(one, "free", "POST", INFER, BODY).status == 200
     with triton_grpc.InferenceServerClient(server.grpc) as triton:
         for call in (
-            lambda: triton.infer("simple", inputs(triton_grpc), headers=auth("slow")),
+            lambda: triton.infer("simple", identity_inputs(triton_grpc), headers=auth("slow")),
             lambda: triton.get_model_metadata("simple", headers=auth("slow")),
         ):
             with pytest.raises(InferenceServerException, match="1 requests per second") as error:
@@ -83,22 +83,15 @@ def test_requests_per_second(server: ServerProcess, kind: str) -> None:
                     call()
             assert error.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
         triton.update_log_settings({"log_verbose_level": 0}, headers=auth("slow"))
-        answers: queue.Queue[Any] = queue.Queue()
-        triton.start_stream(lambda result, error: answers.put(error), headers=auth("slow"))
-        for _ in range(50):
-            triton.async_stream_infer("simple", inputs(triton_grpc))
-        errors = [answers.get(timeout=60) for _ in range(50)]
-        assert any("1 requests per second" in str(error) for error in errors)
-        triton.stop_stream()
+        with Answers(triton, headers=auth("slow")) as answers:
+            for _ in range(50):
+                triton.async_stream_infer("simple", identity_inputs(triton_grpc))
+            assert any("1 requests per second" in str(answers.next()) for _ in range(50))
 
 
-def send(client: Http1 | Http2, token: str) -> int | None:
+def send(client: Http1 | Http2, token: str) -> int:
     """Sends a request of the gated model without waiting for its answer."""
-    if isinstance(client, Http2):
-        return client.start("POST", GATE, GATED, {"authorization": f"Bearer {token}"})
-    head = f"POST {GATE} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(GATED)}"
-    client.send(head.encode() + b"\r\n\r\n" + GATED)
-    return None
+    return client.start("POST", GATE, GATED, {"authorization": f"Bearer {token}"})
 
 
 def test_concurrent_requests(server: ServerProcess, gate: tuple[Path, Gate], kind: str) -> None:
@@ -110,17 +103,14 @@ def test_concurrent_requests(server: ServerProcess, gate: tuple[Path, Gate], kin
             door.started()
             told_to_wait(ask(other, "narrow", "POST", INFER, BODY), 429, text)
             with pytest.raises(InferenceServerException, match=text) as error:
-                triton.infer("simple", inputs(triton_grpc), headers=auth("narrow"))
+                triton.infer("simple", identity_inputs(triton_grpc), headers=auth("narrow"))
             assert error.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
             # it is a limit on inference, and on this token
             assert ask(other, "narrow", "GET", "/v2/models/simple").status == 200
             assert ask(other, "narrow", "POST", "/v2/repository/models/simple/load").status == 200
             assert ask(other, "free", "POST", INFER, BODY).status == 200
             door.go()
-            reply = (
-                held.finish(stream) if isinstance(held, Http2) and stream is not None else held.read("POST")
-            )  # type: ignore[union-attr]
-            assert reply.status == 200
+            assert held.finish(stream).status == 200
             assert ask(other, "narrow", "POST", INFER, BODY).status == 200
         # messages of streams
         with Stream(server, auth("narrow")) as first, Stream(server, auth("narrow")) as second:

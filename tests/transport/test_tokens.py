@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
@@ -27,18 +25,13 @@ from neptrio.transport.header_policy import (
     VERB_SCOPES,
 )
 from tests.support.http import Http1, Http2, Reply
+from tests.support.infer_messages import IDENTITY_JSON, identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 INFER = "/v2/models/simple/infer"
-BODY = json.dumps(
-    {
-        "inputs": [
-            {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
-            for i in range(2)
-        ]
-    }
-).encode()
+BODY = IDENTITY_JSON
 KINDS = ["lean", "hypercorn", "http2"]
 
 
@@ -244,14 +237,6 @@ def test_metrics_want_a_token_that_may_read(server: ServerProcess) -> None:
 # ---------------------------------------------------------------- gRPC
 
 
-def inputs(module: Any) -> list[Any]:
-    made = []
-    for i in range(2):
-        made.append(module.InferInput(f"INPUT{i}", [1, 16], "INT32"))
-        made[-1].set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    return made
-
-
 def auth(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
@@ -265,10 +250,12 @@ def triton(server: ServerProcess) -> Iterator[Any]:
 
 def test_grpc_calls_want_their_scope(triton: Any) -> None:
     calls: list[tuple[str, Any]] = [
-        ("infer", lambda h: triton.infer("simple", inputs(triton_grpc), headers=h)),
+        ("infer", lambda h: triton.infer("simple", identity_inputs(triton_grpc), headers=h)),
         (
             "infer",
-            lambda h: triton.infer("simple", inputs(triton_grpc), headers=h, compression_algorithm="gzip"),
+            lambda h: triton.infer(
+                "simple", identity_inputs(triton_grpc), headers=h, compression_algorithm="gzip"
+            ),
         ),
         ("read", lambda h: triton.get_model_metadata("simple", headers=h)),
         ("read", lambda h: triton.get_model_config("simple", headers=h)),
@@ -298,7 +285,7 @@ def test_grpc_calls_want_their_scope(triton: Any) -> None:
 
 
 def test_a_grpc_token_for_one_model_is_for_that_alone(triton: Any) -> None:
-    assert triton.infer("other", inputs(triton_grpc), headers=auth("other")) is not None
+    assert triton.infer("other", identity_inputs(triton_grpc), headers=auth("other")) is not None
     assert triton.get_model_metadata("other", headers=auth("other")).name == "other"
     triton.get_server_metadata(headers=auth("other"))
     triton.load_model("other", headers=auth("other"))
@@ -309,16 +296,12 @@ def test_a_grpc_token_for_one_model_is_for_that_alone(triton: Any) -> None:
 
 
 def test_every_message_of_a_stream_is_looked_at(triton: Any) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    triton.start_stream(lambda result, error: answers.put(error), headers=auth("other"))
-    for model, refused in (("other", False), ("simple", True), ("other", False)):
-        triton.async_stream_infer(model, inputs(triton_grpc))
-        error = answers.get(timeout=60)
-        assert (error is not None and "limited to some models" in str(error)) is refused
-    triton.stop_stream()
-    triton.start_stream(lambda result, error: answers.put(error))
-    assert "a token is needed" in str(answers.get(timeout=60))
-    triton.stop_stream()
+    with Answers(triton, headers=auth("other")) as answers:
+        for model, refused in (("other", False), ("simple", True), ("other", False)):
+            triton.async_stream_infer(model, identity_inputs(triton_grpc))
+            assert ("limited to some models" in str(answers.next())) is refused
+    with Answers(triton) as answers:
+        assert "a token is needed" in str(answers.error())
 
 
 def test_reflection_wants_a_token(server: ServerProcess) -> None:
@@ -339,9 +322,9 @@ def test_reflection_wants_a_token(server: ServerProcess) -> None:
 
 def test_the_clients_of_tritonclient_send_tokens(server: ServerProcess) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
-        assert client.infer("simple", inputs(triton_http), headers={"Authorization": "Bearer infer"})
+        assert client.infer("simple", identity_inputs(triton_http), headers={"Authorization": "Bearer infer"})
         with pytest.raises(InferenceServerException, match="a token is needed"):
-            client.infer("simple", inputs(triton_http))
+            client.infer("simple", identity_inputs(triton_http))
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ answers to the same requests. Where no tritonserver is installed (benchmarks/tri
 from __future__ import annotations
 
 import json
-import queue
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +18,10 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.tritonserver import environment, home, lay_out
 from tests.backends.compiled import real_models
 from tests.support.datatypes import TYPES
+from tests.support.metrics import scrape
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.tritonserver import Tritonserver
 from tests.support.waiting import until
 
@@ -164,14 +164,11 @@ def answer(address: str, model: str, *values: int) -> Any:
 
 
 def stream(address: str, count: int) -> list[Any]:
-    found: queue.Queue[Any] = queue.Queue()
     values: list[Any] = []
-    with grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: found.put((result, error)))
+    with grpc.InferenceServerClient(address) as client, Answers(client) as answers:
         client.async_stream_infer("count", numbers(grpc, count), enable_empty_final_response=True)
         while True:
-            result, error = found.get(timeout=60)
-            assert error is None, error
+            result = answers.result()
             array = result.as_numpy("OUT")
             values.append(None if array is None else array.tolist())
             if result.get_response().parameters["triton_final_response"].bool_param:
@@ -265,8 +262,7 @@ def test_its_configuration_log_and_metrics_are_the_servers(server: ServerProcess
     assert config["max_batch_size"] == 8 and config["model_transaction_policy"] == {"decoupled": True}
     assert "hello from double" in server.log()
     stream(server.grpc, 1)
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-        assert 'seen_total{model="count"}' in page.read().decode()
+    assert 'seen_total{model="count"}' in scrape(server)
 
 
 def test_a_cancelled_request_is_told_so(server: ServerProcess) -> None:
@@ -274,12 +270,7 @@ def test_a_cancelled_request_is_told_so(server: ServerProcess) -> None:
         client.start_stream(lambda result, error: None)
         client.async_stream_infer("waits", numbers(grpc, 1))
         try:
-            until(lambda: _executing(server), server.log)
+            until(lambda: 'seen_total{model="waits"} 1' in scrape(server), server.log)
         finally:
             client.stop_stream(cancel_requests=True)
     until(lambda: "it was cancelled" in server.log(), server.log)
-
-
-def _executing(server: ServerProcess) -> bool:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-        return 'seen_total{model="waits"} 1' in page.read().decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.backends.compiled.asking import asked, numbers, text_of
 from tests.support import metrics
 from tests.support.datatypes import TYPES
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -148,27 +148,22 @@ def test_what_is_called_wrongly_is_an_error_and_harms_nobody(client: Any, server
 
 
 def test_a_decoupled_model_streams(server: ServerProcess) -> None:
-    found: queue.Queue[Any] = queue.Queue()
     array = np.array([[1]], np.int32)
     made = grpc.InferInput("IN", [1, 1], "INT32")
     made.set_data_from_numpy(array)
-    with grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: found.put((result, error)))
+    with grpc.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer(
             "stream", [made], parameters={"do": "stream"}, enable_empty_final_response=True
         )
         values = []
         while True:
-            result, error = found.get(timeout=30)
-            assert error is None, error
+            result = answers.result()
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
             values.append(int(result.as_numpy("OUT")[0, 0]))
         client.async_stream_infer("stream", [made], parameters={"do": "fail"})
-        _, error = found.get(timeout=30)
-        client.stop_stream()
+        assert "the probe has not found it" in str(answers.error())
     assert values == [0, 1, 2, 3, 4]
-    assert "the probe has not found it" in str(error)
 
 
 def test_states_of_sequences(client: Any) -> None:
@@ -181,8 +176,7 @@ def test_states_of_sequences(client: Any) -> None:
 
 def test_metrics_of_its_own(client: Any, server: ServerProcess) -> None:
     assert [text_of(client, "count") for _ in range(2)] == ["2", "4"]
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-        assert 'probe_total{model="probe"} 4' in page.read().decode()
+    assert 'probe_total{model="probe"} 4' in metrics.scrape(server)
 
 
 def test_it_calls_models_of_the_server(client: Any) -> None:

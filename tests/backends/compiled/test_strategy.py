@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tests.backends.compiled.asking import ONE, TEXT, numbers
 from tests.backends.compiled.conftest import compiled
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -101,19 +101,14 @@ def test_each_execution_has_the_requests_that_the_library_includes(
 
 
 def test_the_batches_of_a_decoupled_model(server: ServerProcess, client: Any) -> None:
-    found: queue.Queue[Any] = queue.Queue()
     made = grpc.InferInput("IN", [1, 1], "INT32")
     made.set_data_from_numpy(np.array([[11]], np.int32))
-    with grpc.InferenceServerClient(server.grpc) as streaming:
-        streaming.start_stream(lambda result, error: found.put((result, error)))
+    with grpc.InferenceServerClient(server.grpc) as streaming, Answers(streaming) as answers:
         for i in range(6):
             streaming.async_stream_infer("streams", [made], request_id=f"{i}", parameters={"do": "stream"})
         values: dict[str, list[int]] = {}
-        for _ in range(30):
-            result, error = found.get(timeout=30)
-            assert error is None, error
+        for result in answers.results(30):
             values.setdefault(result.get_response().id, []).append(int(result.as_numpy("OUT")[0, 0]))
-        streaming.stop_stream()
     assert values == {f"{i}": [0, 1, 2, 3, 4] for i in range(6)}
     assert executions(client, "streams") == {1: 6}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import queue
 import re
 import subprocess
 import sys
@@ -25,9 +24,10 @@ from tritonclient.utils import InferenceServerException
 from tests.backends.kernel.family import FAMILY, Case, parameter
 from tests.backends.kernel.family.served import BATCHED, check_alone, check_together
 from tests.support.gpu import FakeGpu, needs_fake_gpu
-from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason
+from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason, unload
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 pytestmark = needs_fake_gpu
@@ -197,8 +197,7 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
                     seen = samples(server)
                     assert (seen[total], seen[pool]) == (256 << 20, usage["GPU", 0])
                     assert not any(key.startswith("nv_gpu_utilization{") for key in seen), "no NVML here"
-                assert post(server, "/v2/repository/models/add/unload")[0] == 200
-                until(lambda: reason(server, "add") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+                unload(server, "add")
                 assert gpu.live() == {}
 
 
@@ -262,11 +261,9 @@ def test_a_failed_batch_gives_its_memory_back_at_once(two_models: Path) -> None:
             return str(failed.value)
 
         def over_a_stream() -> str:
-            got: queue.Queue[Any] = queue.Queue()
-            with grpcclient.InferenceServerClient(server.grpc) as client:
-                client.start_stream(lambda result, error: got.put(error))
+            with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as got:
                 client.async_stream_infer("one", [asked])
-                return str(got.get(timeout=60))
+                return str(got.error())
 
         for ask in (lambda: add(server, "one", *range(1000))[1], over_grpc, over_a_stream):
             assert pinned_after(ask) == ["0"]
@@ -423,8 +420,7 @@ def test_a_hanging_kernel_ends_in_time(tmp_path: Path) -> None:
             for model in ("one", "two"):
                 assert "no end of a kernel within 2 s" in reason(server, model)[1]
                 assert add(server, model, 1)[0] == 503
-            assert post(server, "/v2/repository/models/one/unload")[0] == 200
-            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            unload(server, "one")
 
 
 @pytest.mark.slow
@@ -456,8 +452,7 @@ def test_unloads_do_not_wait_for_another_models_kernel(tmp_path: Path) -> None:
             hanging = pool.submit(add, server, "two", 1)
             until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
             modules = gpu["live_modules"]
-            assert post(server, "/v2/repository/models/one/unload")[0] == 200
-            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            unload(server, "one")
             assert gpu["live_modules"] == modules == 3, "it is given back when nothing hangs any more"
             assert add(server, "three", 1) == (200, [2]), "the device serves"
             assert server.stop() == 1
@@ -481,8 +476,7 @@ def test_what_an_unload_leaves_is_given_back_while_others_are_busy(tmp_path: Pat
 
             busy = [pool.submit(ask) for _ in range(4)]
             until(lambda: gpu["launches"] > 20, "the other model is busy")
-            assert post(server, "/v2/repository/models/one/unload")[0] == 200
-            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            unload(server, "one")
             assert gpu["live_modules"] == 1
             ended.set()
             for asking in busy:

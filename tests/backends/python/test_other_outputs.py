@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import queue
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -15,6 +13,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.backends.python.models import config, isolated
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 # the id of a request says which outputs it is answered with
 MODEL = """
@@ -130,17 +129,16 @@ def test_responses_without_data_of_a_decoupled_model(tmp_path: Path, way: str) -
     isolated(tmp_path, "m", STREAMED, text, way=way)
     tensor = grpcclient.InferInput("IN", [2], "FP32")
     tensor.set_data_from_numpy(np.ones(2, np.float32))
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with ServerProcess(tmp_path) as server, grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: found.put((result, error)))
+    with (
+        ServerProcess(tmp_path) as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        Answers(client) as answers,
+    ):
         for outputs in (None, [grpcclient.InferRequestedOutput("OUTPUT0")]):
             client.async_stream_infer("m", [tensor], outputs=outputs, enable_empty_final_response=True)
-            (result, error), (_, misnamed), (last, nothing) = [found.get(timeout=60) for _ in range(3)]
-            assert (error, list(result.get_response().outputs)) == (None, [])
-            assert f"model 'm' {MISNAMED}" in misnamed.message()
-            assert nothing is None
-            assert last.get_response().parameters["triton_final_response"].bool_param
-        client.stop_stream()
+            assert list(answers.result().get_response().outputs) == []
+            assert f"model 'm' {MISNAMED}" in answers.error().message()
+            assert answers.result().get_response().parameters["triton_final_response"].bool_param
 
 
 def test_what_is_checked_may_be_set_for_a_backend(tmp_path: Path) -> None:

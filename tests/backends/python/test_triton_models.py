@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import ISOLATION, config, python_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 
 HOMES = {"inside": ISOLATION.format("none"), "process": ISOLATION.format("process")}
 
@@ -114,13 +114,12 @@ def sees(server: ServerProcess, home: str, code: str, outputs: list[str] | None 
 
 def stream(server: ServerProcess, model: str, count: int, **parameters: Any) -> list[Any]:
     """The first `count` responses of a stream to one request: results, or the texts of errors."""
-    answers: queue.Queue[Any] = queue.Queue()
     tensor = grpcclient.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.ones(1, np.float32))
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(result if error is None else error.message()))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         client.async_stream_infer(model, [tensor], parameters=parameters, enable_empty_final_response=True)
-        return [answers.get(timeout=60) for _ in range(count)]
+        found = [answers.next() for _ in range(count)]
+    return [one.message() if isinstance(one, InferenceServerException) else one for one in found]
 
 
 def output_names(result: Any) -> list[str]:

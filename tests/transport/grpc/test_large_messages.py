@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.embedded import EmbeddedServer
 from tests.support.gated_workers import WorkersGate, gate_workers
 from tests.support.repository import write_model
+from tests.support.streams import Answers
 
 N = 200_000
 CONFIG = """backend: "identity"
@@ -222,9 +222,7 @@ def test_a_worker_classifies(tmp_path: Path, gate: WorkersGate, settings: dict[s
 
 
 def test_classified_answers_keep_their_order(server: EmbeddedServer, gate: WorkersGate) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put(error or result.get_response()))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         for number in range(4):
             count = N if number % 2 == 0 else 10
             tensor = grpcclient.InferInput("INPUT0", [count], "INT32")
@@ -234,10 +232,9 @@ def test_classified_answers_keep_their_order(server: EmbeddedServer, gate: Worke
         server.until(lambda: gate.asked == 1, "the first answer is with the workers")
         server.ask(gate.open.set)
         for number in range(4):
-            answer = answers.get(timeout=60)
+            answer = answers.result().get_response()
             assert answer.id == str(number)
             assert texts(answer) == best(N if number % 2 == 0 else 10, 2, number)
-        client.stop_stream()
     assert gate.done == 2
 
 

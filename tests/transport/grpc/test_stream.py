@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import queue
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
 
 from neptrio.transport.grpc import stream_infer as grpc_stream_infer
 from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
-from tests.support.infer_messages import identity, request, stream_response
+from tests.support.infer_messages import identity, identity_inputs, request, stream_response
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
+from tests.support.streams import Answers
 
 CANCELLED, NOT_FOUND, INVALID_ARGUMENT = 1, 5, 3
 
@@ -246,37 +245,17 @@ def test_answers_behind_a_slow_one_stop_the_reading_too(
 
 
 def test_the_real_client(server: EmbeddedServer) -> None:
-    results: queue.Queue[Any] = queue.Queue()
-    row = np.arange(16, dtype=np.int32).reshape(1, 16)
-
-    def given(module: Any = grpcclient) -> list[Any]:
-        made = []
-        for i in range(2):
-            tensor = module.InferInput(f"INPUT{i}", [1, 16], "INT32")
-            tensor.set_data_from_numpy(row + i)
-            made.append(tensor)
-        return made
-
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: results.put((result, error)))
-        client.async_stream_infer("nope", given(), request_id="bad")
-        client.async_stream_infer("identity", given(), request_id="good")
-        result, error = results.get(timeout=60)
-        assert isinstance(error, InferenceServerException) and "'nope' is not found" in str(error)
-        result, error = results.get(timeout=60)
-        assert error is None and result.get_response().id == "good"
-        client.stop_stream()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(
-            lambda result, error: results.put((result, error)), headers={"triton_grpc_error": "true"}
-        )
-        client.async_stream_infer("nope", given(), request_id="bad")
-        result, error = results.get(timeout=60)
-        assert error.status() == "StatusCode.NOT_FOUND"
-        client.stop_stream()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: results.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
+        client.async_stream_infer("nope", identity_inputs(), request_id="bad")
+        client.async_stream_infer("identity", identity_inputs(), request_id="good")
+        assert "'nope' is not found" in str(answers.error())
+        assert answers.result().get_response().id == "good"
+    strict = {"triton_grpc_error": "true"}
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client, headers=strict) as answers:
+        client.async_stream_infer("nope", identity_inputs(), request_id="bad")
+        assert answers.error().status() == "StatusCode.NOT_FOUND"
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client):
         for i in range(50):
-            client.async_stream_infer("slow", given(), request_id=str(i))
+            client.async_stream_infer("slow", identity_inputs(), request_id=str(i))
         client.stop_stream(cancel_requests=True)
     server.until_idle()
