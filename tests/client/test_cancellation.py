@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +18,12 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.support.bench import Bench, tensor
-from tests.support.infer_messages import request
+from tests.support.http import Http1
+from tests.support.infer_messages import binary_head, request
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 
@@ -131,16 +131,11 @@ def test_a_grpc_timeout_cancels_a_queued_request_and_no_other(bench: Bench) -> N
     bench.assert_nothing_left(3, 1)
 
 
-def post(server: ServerProcess, id: str) -> socket.socket:
+def post(server: ServerProcess, id: str) -> Http1:
     """An HTTP request on a connection of its own, not yet answered."""
-    body = json.dumps(
-        {"id": id, "inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
-    )
-    host, port = server.http.split(":")
-    made = socket.create_connection((host, int(port)), timeout=60)
-    made.sendall(
-        f"POST /v2/models/gate/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-    )
+    body = {"id": id, "inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
+    made = Http1(server.http)
+    made.start("POST", "/v2/models/gate/infer", json.dumps(body).encode())
     return made
 
 
@@ -188,35 +183,14 @@ def test_a_client_that_is_going_away_does_not_hurt_a_large_answer(tmp_path: Path
     write_model(tmp_path, "large", identity_config("TYPE_UINT8", "-1", 1, 1))
     with ServerProcess(tmp_path) as server:
         size = 32 << 20
-        head = json.dumps(
-            {
-                "inputs": [
-                    {
-                        "name": "INPUT0",
-                        "datatype": "UINT8",
-                        "shape": [1, size],
-                        "parameters": {"binary_data_size": size},
-                    }
-                ],
-                "parameters": {"binary_data_output": True},
-            }
-        ).encode()
-        host, port = server.http.split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as client:
-            client.sendall(
-                b"POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\n"
-                b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
-                % (len(head), len(head) + size)
-            )
-            client.sendall(head)
-            client.sendall(bytes(size))
-            assert client.recv(1024).startswith(b"HTTP/1.1 200 OK")
-        with urllib.request.urlopen(
-            f"http://{server.http}/v2/models/large/stats?live=true", timeout=60
-        ) as answer:
-            stats = json.loads(answer.read())["model_stats"][0]
-        assert stats["inference_stats"]["success"]["count"] == 1
-        assert stats["live"]["accepted"] == stats["live"]["inflight_bytes"] == 0
+        head = binary_head([1, size], "UINT8", size, parameters={"binary_data_output": True})
+        lengths = {"Inference-Header-Content-Length": str(len(head))}
+        with Http1(server.http) as client:
+            client.start("POST", "/v2/models/large/infer", head + bytes(size), lengths)
+            assert client.sock.recv(1024).startswith(b"HTTP/1.1 200 OK")
+        found = stats(server, "large")
+        assert found["inference_stats"]["success"]["count"] == 1
+        assert found["live"]["accepted"] == found["live"]["inflight_bytes"] == 0
 
 
 def test_a_model_fails_one_request_of_a_batch(bench: Bench) -> None:

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -22,6 +21,7 @@ from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2
 
 from tests.backends.python.models import config, isolated
+from tests.support.http import Http1
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
@@ -66,16 +66,14 @@ def test_a_slow_reader_over_http(server: ServerProcess) -> None:
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
     body = {"id": "http", "inputs": [tensor], "parameters": {"binary_data_output": True}}
     raw = json.dumps(body).encode()
-    host, _, port = server.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as sock:
-        head = f"POST /v2/models/large/infer HTTP/1.1\r\nHost: {server.http}\r\nContent-Length: {len(raw)}\r\n\r\n"
-        sock.sendall(head.encode() + raw)
-        got = len(sock.recv(1))
+    with Http1(server.http) as client:
+        client.start("POST", "/v2/models/large/infer", raw)
+        got = len(client.sock.recv(1))
         begun = time.monotonic_ns()
         assert recent(server, "http") == [], "most of the answer waits for its client"
         resumed = time.monotonic_ns()
         while got < SIZE:
-            got += len(sock.recv(1 << 20))
+            got += len(client.sock.recv(1 << 20))
     start, end = sent(server, "http")
     assert start < begun and resumed < end
 

@@ -56,12 +56,10 @@ def test_a_client_that_leaves_a_stream_in_the_middle(tmp_path: Path, front: str)
                     gone.pump()
         else:
             with Http1(server.http) as client:
-                head = f"POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-                client.send(head.encode() + body)
+                client.start("POST", "/v2/models/m/generate_stream", body)
                 assert client.head().status == 200
                 assert json.loads(client.chunk().removeprefix(b"data: "))["OUT"] == 0
                 assert json.loads(client.chunk().removeprefix(b"data: "))["OUT"] == 1
-                client.file.close()  # else the socket stays open behind it
         server.until_logged("left was told: ")
         until(lambda: in_flight(server) == 0, server.log)
 

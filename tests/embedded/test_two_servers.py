@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import tritonclient.grpc as grpc_client
 
 import neptrio
 from tests.backends.python.models import config, python_model
+from tests.support.http import Http1
 
 Whole = npt.NDArray[np.int32]
 ROUNDS = 400
@@ -47,21 +47,12 @@ def servers() -> Iterator[list[neptrio.RunningServer]]:
 
 def rest(server: neptrio.RunningServer, value: int) -> list[Any]:
     """What comes back for `value`, over and over, by the way of requests that are not plain."""
-    host, port = server.addresses["http"].rsplit(":", 1)
     x = {"name": "x", "datatype": "INT32", "shape": [64], "data": [value] * 64}
     body = json.dumps({"inputs": [x]}).encode()
-    head = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: a\r\nX-Name: \xc3\xa4\r\nContent-Length: %d\r\n\r\n"
-    answers: list[Any] = []
-    with socket.create_connection((host, int(port))) as sock, sock.makefile("rb") as file:
-        for _ in range(ROUNDS):
-            sock.sendall(head % len(body) + body)
-            size = 0
-            while (line := file.readline()) not in (b"\r\n", b""):
-                if line.lower().startswith(b"content-length:"):
-                    size = int(line.split(b":")[1])
-            outputs = json.loads(file.read(size))["outputs"]
-            answers.append(outputs[0]["data"])
-    return answers
+    name = {"X-Name": "ä".encode().decode("latin-1")}
+    with Http1(server.addresses["http"]) as client:
+        replies = [client.request("POST", "/v2/models/same/infer", body, name) for _ in range(ROUNDS)]
+    return [json.loads(reply.body)["outputs"][0]["data"] for reply in replies]
 
 
 def grpc(server: neptrio.RunningServer, value: int) -> list[Any]:

@@ -198,14 +198,8 @@ class Words:
         self._client = client
         self._got = b""
         self._done = False
-        if isinstance(client, Http2):
-            self._stream = client.start("POST", route.path, route.body)
-        else:
-            head = (
-                f"POST {route.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(route.body)}\r\n\r\n"
-            )
-            client.send(head.encode() + route.body)
-            self._head = True
+        self._stream = client.start("POST", route.path, route.body)
+        self._head = True
 
     def _more(self) -> None:
         if isinstance(self._client, Http2):
@@ -283,10 +277,7 @@ def test_a_request_is_whole_when_the_front_end_has_it(with_front_ends: Traced, n
         sent = time.monotonic_ns()
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
-            head = (
-                f"POST {route.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(route.body)}\r\n\r\n"
-            )
-            client.send(head.encode() + route.body)
+            client.start("POST", route.path, route.body)
             # the front end answers this alone, and looks at what came before it no later
             other.send(b"nonsense\r\n\r\n")
             assert other.read().status >= 400

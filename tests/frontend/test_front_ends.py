@@ -6,8 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,11 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from tests.support.gate import Gate
+from tests.support.http import Http1
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 COUNT = 2
@@ -60,49 +60,15 @@ def front_of(server: ServerProcess, local: tuple[str, int]) -> int:
     raise AssertionError("no front end has the connection")
 
 
-class Client:
-    """An HTTP connection that stays open."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        host, _, port = server.http.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)), 60)
-        self.file = self.sock.makefile("rb")
-
-    def send(self, method: str, path: str, body: bytes = b"") -> None:
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        self.sock.sendall(head.encode() + body)
-
-    def receive(self) -> tuple[int, bytes]:
-        status = int(self.file.readline().split()[1])
-        length = 0
-        while (line := self.file.readline()) not in (b"\r\n", b""):
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
-        return status, self.file.read(length)
-
-    def close(self) -> None:
-        self.file.close()
-        self.sock.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def clients_of_both(server: ServerProcess) -> dict[int, Client]:
+def clients_of_both(server: ServerProcess) -> dict[int, Http1]:
     """A connection to each of two front ends, by its process."""
-    first = Client(server)
-    first.send("GET", "/v2/health/live")
-    assert first.receive()[0] == 200
+    first = Http1(server.http)
+    assert first.request("GET", "/v2/health/live").status == 200
     one = front_of(server, first.sock.getsockname())
     os.kill(one, signal.SIGSTOP)  # so that the other takes the next connection
     try:
-        second = Client(server)
-        second.send("GET", "/v2/health/live")
-        assert second.receive()[0] == 200
+        second = Http1(server.http)
+        assert second.request("GET", "/v2/health/live").status == 200
         other = front_of(server, second.sock.getsockname())
     finally:
         os.kill(one, signal.SIGCONT)
@@ -158,21 +124,14 @@ def test_strings(server: ServerProcess, protocol: str) -> None:
 
 def test_every_front_end_serves_every_verb_with_the_same_counts(server: ServerProcess) -> None:
     found = clients_of_both(server)
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/echo/stats") as answer:
-        before = json.loads(answer.read())["model_stats"][0]["inference_count"]
+    before = stats(server, "echo")["inference_count"]
     for client in found.values():
-        client.send("POST", "/v2/models/echo/infer", infer_body([1, 2]))
-        status, body = client.receive()
-        assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [1, 2])
-        client.send("GET", "/v2/models/echo")
-        assert client.receive()[0] == 200
-        client.send("POST", "/v2/models/echo/generate", b'{"INPUT0": [[5]]}')
-        assert client.receive()[0] == 200
-        client.send("GET", "/nothing")
-        assert client.receive()[0] == 404
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/echo/stats") as answer:
-        after = json.loads(answer.read())["model_stats"][0]["inference_count"]
-    assert after == before + 2 * COUNT
+        reply = client.request("POST", "/v2/models/echo/infer", infer_body([1, 2]))
+        assert (reply.status, json.loads(reply.body)["outputs"][0]["data"]) == (200, [1, 2])
+        assert client.request("GET", "/v2/models/echo").status == 200
+        assert client.request("POST", "/v2/models/echo/generate", b'{"INPUT0": [[5]]}').status == 200
+        assert client.request("GET", "/nothing").status == 404
+    assert stats(server, "echo")["inference_count"] == before + 2 * COUNT
     for client in found.values():
         client.close()
 
@@ -204,7 +163,7 @@ def test_which_model_is_asked_comes_before_what_the_body_is(tmp_path: Path, fron
         'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]',
         {"1/model.py": DECOUPLED},
     )
-    with ServerProcess(tmp_path, f"--frontends={front_ends}") as server, Client(server) as client:
+    with ServerProcess(tmp_path, f"--frontends={front_ends}") as server, Http1(server.http) as client:
         for body in (b"{", b"[" * 300_000):
             for path, code, text in (
                 ("/v2/models/nope/infer", 404, b"unknown model: 'nope' is not found"),
@@ -212,11 +171,9 @@ def test_which_model_is_asked_comes_before_what_the_body_is(tmp_path: Path, fron
                 ("/v2/models/many/infer", 501, b"decoupled transaction policy"),
                 ("/v2/models/echo/infer", 400, b"error"),
             ):
-                client.send("POST", path, body)
-                status, answer = client.receive()
-                assert (status, text in answer) == (code, True), (path, answer)
-        client.send("POST", "/v2/models/echo/infer", infer_body([1]))
-        assert client.receive()[0] == 200
+                reply = client.request("POST", path, body)
+                assert (reply.status, text in reply.body) == (code, True), (path, reply)
+        assert client.request("POST", "/v2/models/echo/infer", infer_body([1])).status == 200
 
 
 @pytest.mark.slow
@@ -225,24 +182,24 @@ def test_the_end_of_one_is_its_own(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "models", f"--frontends={COUNT}") as server:
         found = clients_of_both(server)
         (victim, lost), (_, stays) = found.items()
-        lost.send("POST", "/v2/models/gate/infer", infer_body([1], "lost"))
+        lost.start("POST", "/v2/models/gate/infer", infer_body([1], "lost"))
         assert gate.started() == ["lost"]
-        stays.send("POST", "/v2/models/gate/infer", infer_body([2], "stays"))
+        stays.start("POST", "/v2/models/gate/infer", infer_body([2], "stays"))
         os.kill(victim, signal.SIGKILL)
         assert lost.file.readline() == b"", "its connections have ended"
         gate.go("c")  # goes on when the request is cancelled
         assert gate.reported() == ["lost"]
         assert gate.started() == ["stays"]
         gate.go()
-        status, body = stays.receive()
-        assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [2])
+        reply = stays.read()
+        assert (reply.status, json.loads(reply.body)["outputs"][0]["data"]) == (200, [2])
         until(lambda: len(set(pids(server)) - {victim}) == COUNT, "another has started")
         again = clients_of_both(server)
         for number, client in enumerate(again.values()):
-            client.send("POST", "/v2/models/gate/infer", infer_body([3], f"new{number}"))
+            client.start("POST", "/v2/models/gate/infer", infer_body([3], f"new{number}"))
             assert gate.started() == [f"new{number}"]
             gate.go()
-            assert client.receive()[0] == 200
+            assert client.read().status == 200
         for client in [*found.values(), *again.values()]:
             client.close()
         assert "front end" in server.log()
@@ -255,9 +212,9 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "models", f"--frontends={COUNT}")
     processes = pids(server)
     assert len(processes) == COUNT
-    with Client(server) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
+    with Http1(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
         answers: queue.Queue[Any] = queue.Queue()
-        client.send("POST", "/v2/models/gate/infer", infer_body([1], "http"))
+        client.start("POST", "/v2/models/gate/infer", infer_body([1], "http"))
         assert gate.started() == ["http"]
         given = grpcclient.InferInput("INPUT0", [1, 1], "INT32")
         given.set_data_from_numpy(np.array([[7]], np.int32))
@@ -272,7 +229,7 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path) -> None:
         gate.go("k")
         assert gate.started() == ["grpc"]
         gate.go("k")
-        assert client.receive()[0] == 200
+        assert client.read().status == 200
         result, error = answers.get(timeout=60)
         assert error is None
         assert result.as_numpy("OUTPUT0").tolist() == [[7]]

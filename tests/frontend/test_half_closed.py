@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.frontend.test_front_ends import Client
-from tests.support.infer_messages import identity, stream_response
+from tests.support.http import Http1
+from tests.support.infer_messages import IDENTITY_JSON, identity, stream_response
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
 TRIES = 40
 INFER = "/v2/models/identity/infer"
-BODY = json.dumps(
-    {
-        "inputs": [
-            {"name": name, "datatype": "INT32", "shape": [1, 16], "data": [7] * 16}
-            for name in ("INPUT0", "INPUT1")
-        ]
-    }
-).encode()
+BODY = IDENTITY_JSON
 
 
 @pytest.fixture(scope="module", params=[0, 1])
@@ -40,17 +32,16 @@ def server(
 
 def warm(server: ServerProcess) -> None:
     """Until the model is known to take microseconds."""
-    with Client(server) as client:
+    with Http1(server.http) as client:
         for _ in range(100):
-            client.send("POST", INFER, BODY)
-            assert client.receive()[0] == 200
+            assert client.request("POST", INFER, BODY).status == 200
 
 
 def http(server: ServerProcess) -> bool:
-    with Client(server) as client:
-        client.send("POST", INFER, BODY)
+    with Http1(server.http) as client:
+        client.start("POST", INFER, BODY)
         client.sock.shutdown(socket.SHUT_WR)
-        return client.receive()[0] == 200
+        return client.read().status == 200
 
 
 def unary(server: ServerProcess) -> bool:

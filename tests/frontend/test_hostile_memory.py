@@ -32,14 +32,12 @@ def test_an_index_that_cannot_be(tmp_path: Path) -> None:
         found = clients_of_both(server)
         (victim, client), (_, other) = found.items()
         for each in (client, other):
-            each.send("POST", "/v2/models/echo/infer", infer_body([1]))
-            assert each.receive()[0] == 200
+            assert each.request("POST", "/v2/models/echo/infer", infer_body([1])).status == 200
         memory = shared_memory(victim)
         os.pwrite(memory, struct.pack("<Q", 2**63), Layout(AREA).to_front + 64)
         os.close(memory)
         server.until_logged("is killed: its index of a ring cannot be")
         until(lambda: len(set(pids(server)) - {victim}) == COUNT, "another has started")
-        other.send("POST", "/v2/models/echo/infer", infer_body([1]))
-        assert other.receive()[0] == 200
+        assert other.request("POST", "/v2/models/echo/infer", infer_body([1])).status == 200
         for each in found.values():
             each.close()

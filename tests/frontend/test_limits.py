@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.test_front_ends import COUNT, Client, clients_of_both, infer_body, pids
+from tests.frontend.test_front_ends import COUNT, clients_of_both, infer_body, pids
 from tests.support.gate import Gate
+from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -28,18 +29,16 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def ask(client: Client, token: str, path: str = ECHO) -> tuple[int, bytes]:
+def ask(client: Http1, token: str, path: str = ECHO) -> tuple[int, bytes]:
     """A request with a token; "" for none."""
     send(client, token, path)
-    return client.receive()
+    reply = client.read()
+    return reply.status, reply.body
 
 
-def send(client: Client, token: str, path: str = ECHO, id: str = "") -> None:
-    body = infer_body([1], id)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    if token:
-        head += f"Authorization: Bearer {token}\r\n"
-    client.sock.sendall(head.encode() + b"\r\n" + body)
+def send(client: Http1, token: str, path: str = ECHO, id: str = "") -> None:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    client.start("POST", path, infer_body([1], id), headers)
 
 
 def with_file(tmp_path: Path, text: str) -> str:
@@ -93,9 +92,8 @@ def test_requests_per_second_are_counted_over_all(tmp_path: Path, repository: Pa
 
 def turned_away(server: ServerProcess) -> bool:
     """Whether a new connection is told to try again later."""
-    with Client(server) as client:
-        client.send("GET", "/v2")
-        return client.receive()[0] == 503
+    with Http1(server.http) as client:
+        return client.request("GET", "/v2").status == 503
 
 
 @pytest.mark.slow
@@ -110,8 +108,7 @@ def test_connections_are_counted_over_all(repository: Path) -> None:
         until(lambda: len(set(pids(server)) - {victim}) == COUNT, "another has started")
         until(lambda: not turned_away(server), "its connections count no more")
         first.close()
-        second.send("GET", "/v2")
-        assert second.receive()[0] == 200
+        assert second.request("GET", "/v2").status == 200
         second.close()
 
 
@@ -119,19 +116,18 @@ def test_connections_are_counted_over_all(repository: Path) -> None:
 def test_the_newest_of_many_that_are_turned_away_is_answered(repository: Path) -> None:
     """They take places in the order in which they came, also when the engine is asked about many at once."""
     with ServerProcess(repository, "--max-connections=1", "--frontends=1") as server:
-        with Client(server) as holder, ExitStack() as stack:
-            holder.send("GET", "/v2")
-            assert holder.receive()[0] == 200
+        with Http1(server.http) as holder, ExitStack() as stack:
+            assert holder.request("GET", "/v2").status == 200
             (pid,) = pids(server)
             host, _, port = server.http.rpartition(":")
             for _ in range(5):
                 os.kill(pid, signal.SIGSTOP)
                 for _ in range(40):
                     stack.enter_context(socket.create_connection((host, int(port)), 60))
-                with Client(server) as probe:
-                    probe.send("GET", "/v2/health/live")
+                with Http1(server.http) as probe:
+                    probe.start("GET", "/v2/health/live")
                     os.kill(pid, signal.SIGCONT)
-                    assert probe.receive()[0] == 200
+                    assert probe.read().status == 200
 
 
 @pytest.mark.slow

@@ -40,8 +40,7 @@ def provoke(server: ServerProcess, pid: int, others: Iterable[int]) -> None:
 
 
 def change(client: Any, **settings: Any) -> None:
-    client.send("POST", "/v2/logging", json.dumps(settings).encode())
-    assert client.receive()[0] == 200
+    assert client.request("POST", "/v2/logging", json.dumps(settings).encode()).status == 200
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -26,12 +25,16 @@ from tritonclient.grpc import service_pb2
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.front import AREA
 from tests.backends.python.models import config, isolated
-from tests.frontend.test_front_ends import Client, front_of, pids
+from tests.frontend.test_front_ends import front_of, pids
 from tests.support.gate import Gate
+from tests.support.http import Http1
+from tests.support.infer_messages import binary_head
 from tests.support.raw_http2 import RawClient
 from tests.support.raw_http2 import message as framed
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 WHERE = """
@@ -143,10 +146,8 @@ def shared_bytes(server: ServerProcess) -> int:
 def body(model: str, array: np.ndarray, name: str = "IN", id: str = "") -> tuple[bytes, bytes]:
     """Head and body of a request with one tensor."""
     kind = {"f": "FP32", "i": "INT32"}[array.dtype.char]
-    given = {"name": name, "shape": list(array.shape), "datatype": kind}
-    inputs = [{**given, "parameters": {"binary_data_size": array.nbytes}}]
     binary = {"binary_data_output": True}
-    text = json.dumps({"id": id, "inputs": inputs, "parameters": binary}).encode()
+    text = binary_head(list(array.shape), kind, array.nbytes, name, id=id, parameters=binary)
     head = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + array.nbytes}\r\n\r\n"
@@ -216,9 +217,7 @@ def test_a_cached_answer_does_not_change_with_the_memory(server: ServerProcess, 
         for array in arrays:
             found = infer(server, protocol, "cached", INPUT0=array).as_numpy("OUTPUT0")
             np.testing.assert_array_equal(found, array)
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/cached/stats") as answer:
-        (stat,) = json.loads(answer.read())["model_stats"]
-    assert stat["inference_stats"]["cache_hit"]["count"] >= 4
+    assert stats(server, "cached")["inference_stats"]["cache_hit"]["count"] >= 4
 
 
 @pytest.mark.slow
@@ -239,40 +238,35 @@ def test_many_at_once_get_their_own_back(server: ServerProcess, protocol: str) -
 
 
 def executed(server: ServerProcess, model: str) -> int:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/stats") as answer:
-        return int(json.loads(answer.read())["model_stats"][0]["inference_count"])
+    return int(stats(server, model)["inference_count"])
 
 
 @pytest.mark.slow
 def test_an_answer_stays_until_its_client_has_read_it(server: ServerProcess) -> None:
     array = np.arange(4 * MIB, dtype=np.float32)
     before = executed(server, "echo")
-    with Client(server) as client:
+    with Http1(server.http) as client:
         client.sock.sendall(b"".join(body("echo", array, "INPUT0")))
         until(lambda: executed(server, "echo") > before, server.log)
         for number in range(3):
             found = infer(server, "http", "echo", INPUT0=array + number).as_numpy("OUTPUT0")
             np.testing.assert_array_equal(found, array + number)
         until(lambda: shared_bytes(server) >= array.nbytes, server.log)
-        status, answer = client.receive()
-    assert status == 200
-    np.testing.assert_array_equal(np.frombuffer(answer[-array.nbytes :], np.float32), array)
+        reply = client.read()
+    assert reply.status == 200
+    np.testing.assert_array_equal(np.frombuffer(reply.body[-array.nbytes :], np.float32), array)
     until(lambda: shared_bytes(server) == 0, server.log)
 
 
 def test_messages_of_a_stream(server: ServerProcess) -> None:
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensor = grpcclient.InferInput("IN", list(LARGE.shape), "FP32")
         tensor.set_data_from_numpy(LARGE)
         for _ in range(3):
             client.async_stream_infer("many", [tensor])
-        got = [answers.get(timeout=60) for _ in range(6)]
-        client.stop_stream()
-    assert [error for _, error in got] == [None] * 6
+        got = answers.results(6)
     for first, second in zip(got[::2], got[1::2], strict=True):
-        found = np.concatenate([first[0].as_numpy("OUT"), second[0].as_numpy("OUT")])
+        found = np.concatenate([first.as_numpy("OUT"), second.as_numpy("OUT")])
         np.testing.assert_array_equal(found, LARGE)
 
 
@@ -282,17 +276,17 @@ def test_a_request_that_is_refused_gives_its_memory_back(server: ServerProcess) 
             infer(server, protocol, "plus", IN=LARGE.reshape(2, -1))
         with pytest.raises(Exception, match="'B'"):
             infer(server, protocol, "where", A=LARGE)
-    with Client(server) as client:
+    with Http1(server.http) as client:
         head, rest = body("plus", LARGE)
         client.sock.sendall(head + rest.replace(b"FP32", b"FP99"))
-        assert client.receive()[0] == 400
+        assert client.read().status == 400
     until(lambda: shared_bytes(server) < MIB // 2, server.log)
 
 
 def test_bodies_that_are_not_complete_lie_there_until_their_client_leaves(server: ServerProcess) -> None:
     head, rest = body("plus", np.ones(MIB, np.float32))
     whole = framed(message("plus", np.ones(MIB, np.float32)))
-    with Client(server) as client, RawClient(server.grpc) as other:
+    with Http1(server.http) as client, RawClient(server.grpc) as other:
         client.sock.sendall(head + rest[:MIB])
         other.send(other.headers(1) + other.data(1, whole[:MIB], end=False))
         other.sync()
@@ -308,27 +302,27 @@ def test_bodies_that_are_not_complete_lie_there_until_their_client_leaves(server
 def test_a_model_that_goes_while_its_body_comes(server: ServerProcess) -> None:
     """The engine reads what the front end does not: the body goes there as it came."""
     head, rest = body("plus", LARGE)
-    with httpclient.InferenceServerClient(server.http) as control, Client(server) as client:
+    with httpclient.InferenceServerClient(server.http) as control, Http1(server.http) as client:
         client.sock.sendall(head + rest[: MIB // 2])
         until(lambda: shared_bytes(server) >= MIB, server.log)
         control.unload_model("plus")
         client.sock.sendall(rest[MIB // 2 :])
-        status, answer = client.receive()
-        assert status in (400, 404) and b"'plus'" in answer
+        reply = client.read()
+        assert reply.status in (400, 404) and b"'plus'" in reply.body
         client.sock.sendall(head + rest[: MIB // 2])
         control.load_model("plus")
         client.sock.sendall(rest[MIB // 2 :])
-        assert client.receive()[0] == 200, "without memory when it began, so it was received elsewhere"
+        assert client.read().status == 200, "without memory when it began, so it was received elsewhere"
         client.sock.sendall(head + rest)
-        assert client.receive()[0] == 200
+        assert client.read().status == 200
 
 
 def test_http_requests_to_a_decoupled_model_are_refused_as_ever(server: ServerProcess) -> None:
     head, rest = body("many", LARGE)
-    with Client(server) as client:
+    with Http1(server.http) as client:
         client.sock.sendall(head + rest)
-        status, answer = client.receive()
-    assert status == 501 and b"decoupled" in answer
+        reply = client.read()
+    assert reply.status == 501 and b"decoupled" in reply.body
 
 
 def test_messages_in_another_order_are_decoded_as_ever(server: ServerProcess) -> None:
@@ -355,7 +349,7 @@ def test_a_front_end_that_ends_with_half_a_body(tmp_path: Path) -> None:
     head, rest = body("plus", LARGE)
     with ServerProcess(tmp_path / "models", "--frontends=1") as server:
         (victim,) = pids(server)
-        with Client(server) as lost, Client(server) as other:
+        with Http1(server.http) as lost, Http1(server.http) as other:
             lost.sock.sendall(b"".join(body("gate", array, "INPUT0", "lost")))
             assert gate.started() == ["lost"]
             other.sock.sendall(head + rest[: MIB // 2])

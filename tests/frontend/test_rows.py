@@ -29,8 +29,7 @@ def test_each_front_end_has_a_row(tmp_path: Path) -> None:
         found = clients_of_both(server)
         for _ in range(5):
             for client in found.values():
-                client.send("POST", "/v2/models/echo/infer", infer_body([1]))
-                assert client.receive()[0] == 200
+                assert client.request("POST", "/v2/models/echo/infer", infer_body([1])).status == 200
         until(lambda: all(row["requests"] >= 6 for row in told(server).values()), "they have told of it")
         rows = told(server)
         assert set(rows) == set(found) == set(pids(server))

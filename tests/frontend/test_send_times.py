@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import time
 import urllib.request
@@ -20,12 +19,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.frontend.test_front_ends import Client, infer_body, pids
+from tests.frontend.test_front_ends import infer_body, pids
 from tests.support.gate import Gate
-from tests.support.http import Http2
+from tests.support.http import Http1, Http2
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.traced import REPEAT, REPEAT_CONFIG, read
 from tests.support.waiting import until
 
@@ -101,18 +101,15 @@ def binary(server: ServerProcess, model: str, request_id: str) -> None:
 
 
 def as_json(server: ServerProcess, model: str, request_id: str) -> None:
-    with Client(server) as client:
-        client.send("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
-        assert client.receive()[0] == 200
+    with Http1(server.http) as client:
+        reply = client.request("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
+        assert reply.status == 200
 
 
 def http2(server: ServerProcess, model: str, request_id: str) -> None:
-    client = Http2(server.http)
-    stream = client.start("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
-    while stream not in client.ended:
-        client.pump()
-    assert client.replies[stream].status == 200
-    client.close()
+    with Http2(server.http) as client:
+        reply = client.request("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
+        assert reply.status == 200
 
 
 def unary(server: ServerProcess, model: str, request_id: str) -> None:
@@ -121,12 +118,9 @@ def unary(server: ServerProcess, model: str, request_id: str) -> None:
 
 
 def stream(server: ServerProcess, model: str, request_id: str) -> None:
-    got: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put(error))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as got:
         client.async_stream_infer(model, numbers(grpcclient), request_id=request_id)
-        assert got.get(timeout=60) is None
-        client.stop_stream()
+        got.result()
 
 
 WAYS = [binary, as_json, http2, unary, stream]
@@ -216,12 +210,12 @@ def test_who_has_an_answer_finds_its_trace(traced: Traced, way: Callable[..., No
 def test_pipelined_requests(traced: Traced) -> None:
     names = [traced.name() for _ in range(20)]
     sent = time.monotonic_ns()
-    with Client(traced.server) as client:
+    with Http1(traced.server.http) as client:
         for name in names:
-            client.send("POST", "/v2/models/echo/infer", infer_body([1], name))
+            client.start("POST", "/v2/models/echo/infer", infer_body([1], name))
         for name in names:
-            status, body = client.receive()
-            assert (status, json.loads(body)["id"]) == (200, name)
+            reply = client.read()
+            assert (reply.status, json.loads(reply.body)["id"]) == (200, name)
     received = time.monotonic_ns()
     found = traced.ended()
     for name in names:
@@ -234,18 +228,14 @@ def test_each_response_of_a_stream(traced: Traced) -> None:
     name = traced.name()
     tensor = grpcclient.InferInput("IN", [1], "INT32")
     tensor.set_data_from_numpy(np.array([5], np.int32))
-    got: queue.Queue[Any] = queue.Queue()
     sent = time.monotonic_ns()
-    with grpcclient.InferenceServerClient(traced.server.grpc) as client:
-        client.start_stream(lambda result, error: got.put((result, error)))
+    with grpcclient.InferenceServerClient(traced.server.grpc) as client, Answers(client) as got:
         client.async_stream_infer("repeat", [tensor], request_id=name, enable_empty_final_response=True)
         for number in range(6):
-            result, error = got.get(timeout=60)
-            assert error is None
+            result = got.result()
             final = result.get_response().parameters["triton_final_response"].bool_param
             assert final is (number == 5)
         received = time.monotonic_ns()
-        client.stop_stream()
     trace = traced.ended()[name]
     found = points(trace)
     assert [found.count(point) for point in ANSWERED] == [5, 5, 5]
@@ -272,8 +262,8 @@ def test_an_answer_that_a_worker_classifies(traced: Traced) -> None:
 
 def test_a_client_that_left_while_its_request_executed(traced: Traced) -> None:
     name = traced.name()
-    with Client(traced.server) as client:
-        client.send("POST", "/v2/models/gate/infer", infer_body([1], name))
+    with Http1(traced.server.http) as client:
+        client.start("POST", "/v2/models/gate/infer", infer_body([1], name))
         assert traced.gate.started() == [name]
     traced.gate.go("c")
     assert traced.gate.reported() == [name]
@@ -285,8 +275,8 @@ def test_a_client_that_left_before_its_answer_was_sent(traced: Traced, version: 
     """The engine had answered. Whether the front end sees the answer or the client's end first is not said."""
     name = traced.name()
     asked = "POST", "/v2/models/gate/infer", infer_body([1], name)
-    with Client(traced.server) if version == 1 else Http2(traced.server.http) as client:
-        client.send(*asked) if isinstance(client, Client) else client.start(*asked)
+    with Http1(traced.server.http) if version == 1 else Http2(traced.server.http) as client:
+        client.start(*asked)
         assert traced.gate.started() == [name]
         with stopped(traced.server):
             answered_by_the_engine(traced)
@@ -351,28 +341,26 @@ def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
-def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(tmp_path: Path, headers: str) -> None:
-    with traced_server(tmp_path, 0) as made, Client(made.server) as client:
-        body = infer_body([1], "printed")
-        head = f"POST /v2/models/printed/infer HTTP/1.1\r\nHost: localhost\r\n{headers}"
-        client.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+@pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip"}], ids=["plain", "gzip"])
+def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    with traced_server(tmp_path, 0) as made, Http1(made.server.http) as client:
+        client.start("POST", "/v2/models/printed/infer", infer_body([1], "printed"), headers)
         until(lambda: made.answers("printed") == 1, "the model has answered")
         binary(made.server, "echo", "meanwhile")
         meanwhile = time.monotonic_ns()
-        assert client.receive()[0] == 200
+        assert client.read().status == 200
         trace = made.ended()["printed"]
         assert points(trace)[-3:] == ANSWERED
         assert times(trace, "SEND_END")[0] > meanwhile
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
-def test_a_client_that_leaves_while_its_answer_is_printed(tmp_path: Path, headers: str) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip"}], ids=["plain", "gzip"])
+def test_a_client_that_leaves_while_its_answer_is_printed(tmp_path: Path, headers: dict[str, str]) -> None:
     with traced_server(tmp_path, 0) as made:
-        with Client(made.server) as client:
-            body = infer_body([1], "left")
-            head = f"POST /v2/models/printed/infer HTTP/1.1\r\nHost: localhost\r\n{headers}"
-            client.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with Http1(made.server.http) as client:
+            client.start("POST", "/v2/models/printed/infer", infer_body([1], "left"), headers)
             until(lambda: made.answers("printed") == 1, "the model has answered")
         assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import tritonclient.http as httpclient
 
-from tests.frontend.test_front_ends import COUNT, Client, front_of, pids
+from tests.frontend.test_front_ends import COUNT, front_of, pids
+from tests.support.http import Http1
 from tests.support.no_descriptors import no_descriptors
 from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
@@ -67,14 +68,15 @@ def test_a_front_end_that_cannot_be_started_is_tried_again(repository: Path) -> 
 def test_a_stopped_front_end_does_not_hold_loads(repository: Path, tmp_path: Path) -> None:
     env = with_constant(tmp_path, "ANNOUNCE_SECONDS", 1)
     flags = (FRONTS, "--model-control-mode=explicit")
-    with ServerProcess(repository, *flags, env=env, failures="is killed") as server, Client(server) as client:
-        client.send("GET", "/v2/health/live")
-        assert client.receive()[0] == 200
+    with (
+        ServerProcess(repository, *flags, env=env, failures="is killed") as server,
+        Http1(server.http) as client,
+    ):
+        assert client.request("GET", "/v2/health/live").status == 200
         mine = front_of(server, client.sock.getsockname())
         (stopped,) = set(pids(server)) - {mine}
         os.kill(stopped, signal.SIGSTOP)
-        client.send("POST", "/v2/repository/models/m/load")
-        assert client.receive()[0] == 200
+        assert client.request("POST", "/v2/repository/models/m/load").status == 200
         server.until_logged(f"(process {stopped}) is killed: it has not taken what changed within 1 s")
         until(lambda: len(set(pids(server)) - {stopped}) == COUNT, server.log)
         assert mine in pids(server)

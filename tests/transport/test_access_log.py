@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
 import resource
 import signal
@@ -28,6 +27,7 @@ from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 from tests.test_logs import limit_files
 
@@ -95,13 +95,11 @@ def over_grpc(client: Any) -> None:
     with pytest.raises(InferenceServerException):
         client.infer("simple", [], request_id="g3")
     client.get_model_config("simple")
-    answers: queue.Queue[Any] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    client.async_stream_infer("simple", tensors(), request_id="s1")
-    client.async_stream_infer("none", tensors(), request_id="s2")
-    assert answers.get(timeout=60)[1] is None
-    assert answers.get(timeout=60)[1] is not None
-    client.stop_stream()
+    with Answers(client) as answers:
+        client.async_stream_infer("simple", tensors(), request_id="s1")
+        client.async_stream_infer("none", tensors(), request_id="s2")
+        answers.result()
+        answers.error()
 
 
 def lines_of_grpc(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -188,7 +186,7 @@ def test_requests_without_an_answer_and_what_is_no_request(tmp_path: Path, front
         one, two = Http1(server.http), Http2(server.http)
         client = triton_grpc.InferenceServerClient(server.grpc)
         path = "/v2/models/gate/infer"
-        one.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        one.start("POST", path, sent)
         gate.started()
         one.close()
         gate.go("c")
@@ -200,8 +198,7 @@ def test_requests_without_an_answer_and_what_is_no_request(tmp_path: Path, front
         gate.started()
         call.cancel()
         gate.go("c")
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error))
+        client.start_stream(lambda result, error: None)
         client.async_stream_infer("gate", tensors(), request_id="left")
         gate.started()
         client.stop_stream(cancel_requests=True)

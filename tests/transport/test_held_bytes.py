@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.certificates import Certificates
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
+from tests.support.infer_messages import binary_head
 from tests.support.metrics import scrape, value
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -107,18 +108,7 @@ class Road:
 def large() -> tuple[tuple[str, bytes], Any]:
     """A request of SIZE bytes to the gated model, for REST and for gRPC."""
     shape = [1, SIZE // 4]
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "INPUT0",
-                    "shape": shape,
-                    "datatype": "INT32",
-                    "parameters": {"binary_data_size": SIZE},
-                }
-            ]
-        }
-    )
+    head = binary_head(shape, "INT32", SIZE).decode()
     message = service_pb2.ModelInferRequest(
         model_name="gate",
         inputs=[{"name": "INPUT0", "shape": shape, "datatype": "INT32"}],
@@ -219,7 +209,6 @@ def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
     road = Road(
         name, tmp_path / "models", tmp_path, f"--max-held-bytes={ANSWER}", "--http-request-timeout-secs=1"
     )
-    head = b"POST /v2/models/fill/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     body, _ = wish(ANSWER)
     small, _ = wish(1)
 
@@ -229,11 +218,7 @@ def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
 
     def refused() -> bool:
         """One more client that does not read; whether another is refused then."""
-        client = road.http()
-        if isinstance(client, Http2):
-            client.start("POST", "/v2/models/fill/infer", body)
-        else:
-            client.send(head % len(body) + body)
+        road.http().start("POST", "/v2/models/fill/infer", body)
         return status() == 503
 
     try:

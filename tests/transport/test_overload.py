@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -17,20 +14,12 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2, Reply
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess, without_front_ends
+from tests.support.streams import Answers
 from tests.support.waiting import until
-
-INFER = "/v2/models/simple/infer"
-BODY = json.dumps(
-    {
-        "inputs": [
-            {"name": f"INPUT{i}", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
-            for i in range(2)
-        ]
-    }
-).encode()
-KINDS = ["lean", "hypercorn", "http2"]
+from tests.transport.test_tokens import BODY, INFER, KINDS
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +35,6 @@ def start(repository: Path, kind: str, *flags: str) -> ServerProcess:
 
 def client(server: ServerProcess, kind: str) -> Http1 | Http2:
     return (Http2 if kind == "http2" else Http1)(server.http)
-
-
-def inputs() -> list[Any]:
-    made = []
-    for i in range(2):
-        made.append(triton_grpc.InferInput(f"INPUT{i}", [1, 16], "INT32"))
-        made[-1].set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    return made
 
 
 def told_to_wait(reply: Reply, status: int, flag: str) -> None:
@@ -88,7 +69,7 @@ def test_more_requests_in_a_second_than_an_address_may_make(repository: Path, ki
         outcomes = []
         for _ in range(50):
             try:
-                triton.infer("simple", inputs())
+                triton.infer("simple", identity_inputs())
                 outcomes.append("")
             except InferenceServerException as error:
                 outcomes.append(str(error.status()))
@@ -104,20 +85,18 @@ def test_messages_of_a_stream_count_as_requests(repository: Path, tmp_path: Path
         "--access-log=json", f"--access-log-file={log}",
     ) as server:  # fmt: skip
         triton = triton_grpc.InferenceServerClient(server.grpc)
-        answers: queue.Queue[Any] = queue.Queue()
-        triton.start_stream(lambda result, error: answers.put(error))
-        for _ in range(50):
-            triton.async_stream_infer("simple", inputs())
-        errors = [answers.get(timeout=60) for _ in range(50)]
-        assert any(error is not None and "per-second" in str(error) for error in errors)
-        assert any(error is None for error in errors)
-        triton.stop_stream()
+        with Answers(triton) as answers:
+            for _ in range(50):
+                triton.async_stream_infer("simple", identity_inputs())
+            found = [answers.next() for _ in range(50)]
+        refused = [isinstance(one, InferenceServerException) for one in found]
+        assert any("per-second" in str(one) for one in found) and not all(refused)
         triton.close()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     made = sorted((row["message"], row["grpc_status"], row.get("model")) for row in rows if "message" in row)
     assert made == [
-        (number, "OK", "simple") if error is None else (number, "RESOURCE_EXHAUSTED", None)
-        for number, error in enumerate(errors, 1)
+        (number, "RESOURCE_EXHAUSTED", None) if one else (number, "OK", "simple")
+        for number, one in enumerate(refused, 1)
     ]
 
 
@@ -141,30 +120,18 @@ def test_more_requests_at_once_than_an_address_may_have(gate: tuple[Path, Gate],
     repository, door = gate
     with start(repository, kind, "--max-concurrent-requests-per-address=1") as server:
         with client(server, kind) as held, client(server, kind) as other:
-            stream = None
-            if isinstance(held, Http2):
-                stream = held.start("POST", "/v2/models/gate/infer", GATED)
-            else:
-                held.send(
-                    b"POST /v2/models/gate/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-                    % len(GATED)
-                    + GATED
-                )
+            stream = held.start("POST", "/v2/models/gate/infer", GATED)
             door.started()
             told_to_wait(other.request("POST", INFER, BODY), 429, "concurrent")
             probes_are_answered(server, kind)
             triton = triton_grpc.InferenceServerClient(server.grpc)
             with pytest.raises(InferenceServerException, match="concurrent") as error:
-                triton.infer("simple", inputs())
+                triton.infer("simple", identity_inputs())
             assert error.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
             door.go()
-            if isinstance(held, Http2):
-                assert stream is not None
-                assert held.finish(stream).status == 200
-            else:
-                assert held.read("POST").status == 200
+            assert held.finish(stream).status == 200
             assert other.request("POST", INFER, BODY).status == 200
-            assert triton.infer("simple", inputs()) is not None
+            assert triton.infer("simple", identity_inputs()) is not None
             triton.close()
 
 

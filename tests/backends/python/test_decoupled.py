@@ -6,8 +6,6 @@ import json
 import os
 import queue
 import re
-import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,9 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
+from tests.support.http import Http1
 from tests.support.memory import resident
+from tests.support.metrics import families, scrape, value
 from tests.support.repository import write_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
@@ -86,10 +86,6 @@ class TritonPythonModel:
                 attempt()
             except pb_utils.TritonModelException as error:
                 pb_utils.Logger.log_info(f"refused: {error}")
-
-    def returns(self, request, sender):
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        return 1
 
     def endless(self, request, sender):
         def run():
@@ -454,12 +450,10 @@ def test_so_does_one_that_takes_compressed_answers(repository: Path) -> None:
 @no_memory_figures
 def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
     before, ended = resident(server.process.pid), server.log().count("endless ends")
-    host, _, port = server.http.partition(":")
     body = json.dumps({"IN": [1], "how": "endless"}).encode()
-    head = f"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(head.encode() + body)
-        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+    with Http1(server.http) as client:
+        client.start("POST", "/v2/models/repeat/generate_stream", body)
+        assert client.head().status == 200
         assert at_rest(server) - before < 64 << 20
         assert server.log().count("endless ends") == ended
     server.until_logged("endless ends", ended + 1)
@@ -476,23 +470,13 @@ def infer(server: ServerProcess, model: str, how: str, values: Any = (1, 2)) -> 
 
 def failures(server: ServerProcess, model: str) -> dict[str, int]:
     """The model's failed requests by reason."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
-        text = reply.read().decode()
-    rows = re.findall(
-        rf'nv_inference_request_failure{{model="{model}",reason="(\w+)",version="1"}} (\d+)', text
-    )
-    assert len(rows) == 4
-    return {reason: int(number) for reason, number in rows}
+    samples = families(scrape(server))["nv_inference_request_failure"].samples
+    found = {s.labels["reason"]: int(s.value) for s in samples if s.labels["model"] == model}
+    assert len(found) == 4
+    return found
 
 
 def wait_for_idle(server: ServerProcess, model: str) -> None:
     """Until the model has no request under way."""
-
-    def idle() -> bool:
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
-            text = reply.read().decode()
-        found = re.search(rf'neptrio_accepted_requests{{model="{model}"[^}}]*}} (\S+)', text)
-        assert found is not None, text
-        return float(found.group(1)) == 0
-
-    until(idle, f"'{model}' is idle")
+    accepted = "neptrio_accepted_requests"
+    until(lambda: value(scrape(server), accepted, model=model, version="1") == 0, f"'{model}' is idle")

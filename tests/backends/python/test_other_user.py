@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import sys
 import tarfile
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 import tritonclient.http as httpclient
 
 from tests.backends.python.models import config, python_model
+from tests.support.http import Http1
 from tests.support.sanitizer import SANITIZED
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -142,15 +142,9 @@ def test_it_ends_with_the_server(repository: Path) -> None:
     python_model(repository, "user", MODEL.replace("    PRELOAD\n", "\n"), TEXT + USER)
     server = ServerProcess(repository)
     pid = look(server, "user")["pid"]
-    text = json.dumps(
-        {"id": "hang", "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}]}
-    )
-    host, port = server.http.split(":")
-    with socket.create_connection((host, int(port))) as client:
-        head = (
-            f"POST /v2/models/user/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
-        )
-        client.sendall((head + text).encode())
+    body = {"id": "hang", "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    with Http1(server.http) as client:
+        client.start("POST", "/v2/models/user/infer", json.dumps(body).encode())
         server.until_logged("nothing else runs now")
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
     until(lambda: not runs(pid), "the process is gone")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import queue
 import signal
 import socket
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,13 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2
 
 from tests.backends.python.models import config, python_model
+from tests.support.http import Http1
+from tests.support.infer_messages import binary_head
 from tests.support.raw_http2 import RawClient
 from tests.support.raw_http2 import message as framed
 from tests.support.server import ServerProcess, without_front_ends
+from tests.support.statistics import stats
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 # front ends receive into the memory that they share with the engine
@@ -110,18 +111,13 @@ def infer_grpc(server: ServerProcess, model: str, **arrays: np.ndarray) -> np.nd
 
 
 def infer_stream(server: ServerProcess, model: str, **arrays: np.ndarray) -> np.ndarray:
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+    with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensors = []
         for name, array in arrays.items():
             tensors.append(grpcclient.InferInput(name, list(array.shape), "FP32"))
             tensors[-1].set_data_from_numpy(array)
         client.async_stream_infer(model, tensors)
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
-    found: np.ndarray = result.as_numpy("OUT")
+        found: np.ndarray = answers.result().as_numpy("OUT")
     return found
 
 
@@ -138,8 +134,7 @@ def infer(server: ServerProcess, model: str, id: str = "", **arrays: np.ndarray)
 
 def counted(server: ServerProcess, model: str) -> tuple[int, int]:
     """Bytes of tensors that were copied, and that were not, so far."""
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/stats?live=true") as answer:
-        (stat,) = json.loads(answer.read())["model_stats"]
+    stat = stats(server, model)
     return (
         sum(row["copied_bytes"] for row in stat["processes"]),
         sum(row["in_place_bytes"] for row in stat["processes"]),
@@ -184,20 +179,16 @@ def test_one_of_several_instances_receives_a_body_and_executes_it(server: Server
 
 def test_several_bodies_at_once_are_received_by_several_instances(server: ServerProcess) -> None:
     """Two bodies are begun at once, so that each instance has one; neither is copied when they are complete."""
-    host, port = server.http.split(":")
     head, body = request(MIB // 4, "two")
     before = counted(server, "two")
-    with (
-        socket.create_connection((host, int(port))) as one,
-        socket.create_connection((host, int(port))) as other,
-    ):
+    with Http1(server.http) as one, Http1(server.http) as other:
         for client in (one, other):
-            client.sendall(head + body[: 1 << 17])
-        live(server, "two")  # it is answered when both heads are read
+            client.send(head + body[: 1 << 17])
+        stats(server, "two")  # it is answered when both heads are read
         for client in (one, other):
-            client.sendall(body[1 << 17 :])
+            client.send(body[1 << 17 :])
         for client in (one, other):
-            assert b"200 OK" in client.makefile("rb").readline()
+            assert client.head().status == 200
     copied, in_place = (after - was for after, was in zip(counted(server, "two"), before, strict=True))
     assert copied <= 4096 and in_place >= 2 * MIB
 
@@ -336,19 +327,8 @@ def test_a_batch_of_received_bodies(server: ServerProcess) -> None:
 
 def request(count: int, model: str = "echo") -> tuple[bytes, bytes]:
     """Head and body of a request with `count` elements."""
-    text = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "IN",
-                    "shape": [count],
-                    "datatype": "FP32",
-                    "parameters": {"binary_data_size": 4 * count},
-                }
-            ],
-            "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}],
-        }
-    ).encode()
+    outputs = [{"name": "OUT", "parameters": {"binary_data": True}}]
+    text = binary_head([count], "FP32", 4 * count, "IN", outputs=outputs)
     head = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + 4 * count}\r\n\r\n"
@@ -358,11 +338,10 @@ def request(count: int, model: str = "echo") -> tuple[bytes, bytes]:
 
 def test_a_client_that_leaves_in_the_middle_gives_its_memory_back(server: ServerProcess) -> None:
     """Bodies of far more than the area are begun and given up, one after the other."""
-    host, port = server.http.split(":")
     head, body = request(4 * MIB)
     for part in [0, 10, 1000, MIB] * 6:
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(head + body[:part])
+        with Http1(server.http) as client:
+            client.send(head + body[:part])
     until(lambda: crossed(server, "echo", IN=LARGE)[:2] == (0, 2 * MIB), server.log)
 
 
@@ -394,12 +373,6 @@ def test_more_bodies_than_there_is_memory_for_are_copied(server: ServerProcess) 
     until(lambda: crossed(server, "made", IN=LARGE)[:2] == (0, 2 * MIB), server.log)
 
 
-def live(server: ServerProcess, model: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/stats?live=true") as answer:
-        found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
-    return found
-
-
 def test_what_lay_in_the_memory_of_a_process_that_ended_fails(server: ServerProcess) -> None:
     """It may have written there; what it had not taken of other requests is given to the next process."""
     for _ in range(3):
@@ -417,8 +390,8 @@ def test_what_lay_in_the_memory_of_a_process_that_ended_fails(server: ServerProc
         threads.append(threading.Thread(target=ask, args=(id, array)))
         threads[-1].start()
         count = len(threads)
-        until(lambda count=count: live(server, "own")["live"]["accepted"] == count, server.log)
-    os.kill(live(server, "own")["processes"][0]["pid"], signal.SIGKILL)
+        until(lambda count=count: stats(server, "own")["live"]["accepted"] == count, server.log)
+    os.kill(stats(server, "own")["processes"][0]["pid"], signal.SIGKILL)
     for thread in threads:
         thread.join(60)
     assert "SIGKILL" in answers["stop"] and "SIGKILL" in answers["large"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.certificates import Certificates
 from tests.support.http import Http1, Http2
 from tests.support.raw_http2 import frame
 from tests.support.server import ServerProcess
@@ -84,33 +83,15 @@ def test_a_body_over_the_limit(lean_server: ServerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return certificate, key
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("tls"))
+    made.issue("server")
+    return made
 
 
 @pytest.fixture(scope="module")
-def tls_server(http_repository: Path, certificate: tuple[Path, Path]) -> Iterator[ServerProcess]:
-    flags = (f"--http-tls-cert={certificate[0]}", f"--http-tls-key={certificate[1]}")
-    with ServerProcess(http_repository, *flags) as process:
+def tls_server(http_repository: Path, certificates: Certificates) -> Iterator[ServerProcess]:
+    with ServerProcess(http_repository, *certificates.flags("server")) as process:
         yield process
 
 
@@ -147,9 +128,8 @@ def test_a_body_behind_its_answer_over_http1(hypercorn_server: ServerProcess) ->
 
 
 @pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
-def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol: str) -> None:
-    context = ssl.create_default_context(cafile=str(certificate[0]))
-    context.set_alpn_protocols([protocol])
+def test_tls(tls_server: ServerProcess, certificates: Certificates, protocol: str) -> None:
+    context = certificates.client(alpn=protocol)
     client: Http1 | Http2 = (Http1 if protocol == "http/1.1" else Http2)(tls_server.http, context)
     with client:
         for _ in range(2):
@@ -157,7 +137,7 @@ def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol
             assert reply.status == 200 and json.loads(reply.body)["model_name"] == "simple"
 
 
-def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tuple[Path, Path]) -> None:
+def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificates: Certificates) -> None:
     with Http1(tls_server.http) as client:
         client.send(b"GET / HTTP/1.1\r\n\r\n")
         client.sock.settimeout(60)
@@ -166,8 +146,7 @@ def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tup
                 pass
         except ConnectionResetError:
             pass
-    context = ssl.create_default_context(cafile=str(certificate[0]))
-    with Http1(tls_server.http, context) as client:
+    with Http1(tls_server.http, certificates.client(alpn="")) as client:
         assert client.request("GET", "/v2/health/live").status == 200
 
 

@@ -13,8 +13,8 @@ import h2.connection
 import h2.settings
 import numpy as np
 import pytest
-import trustme
 
+from tests.support.certificates import Certificates
 from tests.support.http import Http1, Http2
 from tests.support.http2_attack import (
     CANCEL,
@@ -45,6 +45,7 @@ from tests.support.http2_attack import (
     sent_away,
     window,
 )
+from tests.support.infer_messages import binary_head
 from tests.support.memory import resident
 from tests.support.raw_http2 import PREFACE, RawClient, frame
 from tests.support.repository import identity_config, write_model
@@ -309,19 +310,7 @@ def test_an_upload_that_is_not_read_over_http1(process: ServerProcess) -> None:
 
 def large(name: str = "many") -> tuple[bytes, dict[str, str]]:
     """A binary request whose answer is 16 MiB."""
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "INPUT0",
-                    "shape": [1, 4 << 20],
-                    "datatype": "FP32",
-                    "parameters": {"binary_data_size": 16 << 20},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
+    head = binary_head([1, 4 << 20], "FP32", 16 << 20, parameters={"binary_data_output": True})
     headers = {"Inference-Header-Content-Length": str(len(head))}
     return head + np.ones(4 << 20, np.float32).tobytes(), headers
 
@@ -406,17 +395,13 @@ def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
 def tls(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[ServerProcess, ssl.SSLContext]]:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost")
+    certificates = Certificates(tmp_path_factory.mktemp("tls"))
+    certificates.issue("server")
     repository = tmp_path_factory.mktemp("attacked")
     write_impatient_models(repository)
-    issued.private_key_pem.write_to_path(str(repository.parent / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(repository.parent / "cert.pem"))
-    flags = (f"--http-tls-cert={repository.parent}/cert.pem", f"--http-tls-key={repository.parent}/key.pem")
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    with ServerProcess(repository, "--http-request-timeout-secs=2", *flags) as server:
-        yield server, context
+    flags = ("--http-request-timeout-secs=2", *certificates.flags("server"))
+    with ServerProcess(repository, *flags) as server:
+        yield server, certificates.client(alpn="")
 
 
 def test_a_client_that_does_not_read_http1(tls: tuple[ServerProcess, ssl.SSLContext]) -> None:
@@ -424,8 +409,7 @@ def test_a_client_that_does_not_read_http1(tls: tuple[ServerProcess, ssl.SSLCont
     before = process.log().count(UNREAD)
     with Http1(process.http, context) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        head = f"POST /v2/models/grows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(SMALL)}\r\n\r\n"
-        client.send(head.encode() + SMALL)
+        client.start("POST", "/v2/models/grows/infer", SMALL)
         given_up(process, before, client.sock)
     with Http1(process.http, context) as client:
         assert client.request("POST", INFER, GOOD).status == 200

@@ -177,8 +177,7 @@ def test_a_client_that_leaves_cancels_the_request(server: ServerProcess) -> None
     document = {"inputs": [{"name": "N", "datatype": "INT32", "shape": [1], "data": [1 << 30]}]}
     body = json.dumps(document).encode()
     client = Http1(server.http)
-    head = f"POST /v2/models/large/infer_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    client.send(head.encode() + body)
+    client.start("POST", "/v2/models/large/infer_stream", body)
     assert client.sock.recv(12) == b"HTTP/1.1 200"
 
     def executing() -> int:

@@ -37,8 +37,7 @@ def test_workers_read_and_print(server: EmbeddedServer, gate: WorkersGate, verb:
     values = [float(i % 7) for i in range(N)]
     with Http1(server.http) as large, Http1(server.http) as small:
         content = json.dumps({"INPUT0": values}).encode()
-        head = f"POST /v2/models/m/{verb} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n"
-        large.send(head.encode() + content)
+        large.start("POST", f"/v2/models/m/{verb}", content)
         server.until(lambda: gate.asked == 1, "a worker was asked to read")
         reply = small.request("POST", f"/v2/models/m/{verb}", b'{"INPUT0": [[1], 2]}')
         assert reply.status == 200 and b'"OUTPUT0":[1.0,2.0]' in reply.body
@@ -53,8 +52,7 @@ def test_workers_read_and_print(server: EmbeddedServer, gate: WorkersGate, verb:
 def test_nobody_reads_for_a_client_that_left(server: EmbeddedServer, gate: WorkersGate) -> None:
     content = json.dumps({"INPUT0": [1.0] * N}).encode()
     with Http1(server.http) as client:
-        head = f"POST /v2/models/m/generate HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n"
-        client.send(head.encode() + content)
+        client.start("POST", "/v2/models/m/generate", content)
         server.until(lambda: gate.asked == 1, "a worker was asked to read")
     server.until(lambda: gate.left == 1, "its work was given up")
     server.until(lambda: server.server.services.held.look() == 0, "nothing is held")

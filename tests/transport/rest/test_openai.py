@@ -18,6 +18,7 @@ from tests.support.http import Http1, Http2, Reply
 from tests.support.openai_models import role, write_models
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 
@@ -57,10 +58,7 @@ def events(reply: Reply) -> list[Any]:
 
 
 def live(server: ServerProcess, model: str) -> int:
-    with Http1(server.http) as client:
-        stats = json.loads(client.request("GET", f"/v2/models/{model}/stats?live=true").body)
-    found: int = stats["model_stats"][0]["live"]["executing"]
-    return found
+    return int(stats(server, model)["live"]["executing"])
 
 
 def test_models(http: Http1 | Http2) -> None:
@@ -310,8 +308,7 @@ def test_characters_may_be_cut_in_pieces(http: Http1 | Http2) -> None:
 def test_a_client_that_leaves_cancels_its_choices(server: ServerProcess) -> None:
     body = json.dumps({"model": "endless", "prompt": "", "stream": True}).encode()
     client = Http1(server.http)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    client.send(head.encode() + body)
+    client.start("POST", "/v1/completions", body)
     assert client.sock.recv(12) == b"HTTP/1.1 200"
     assert (
         live(server, "endless") == 1
