@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess, without_front_ends
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 LEVELS = """dynamic_batching {
@@ -130,6 +130,9 @@ def test_reject_fires_while_the_instance_is_still_held_and_makes_room(bench: Ben
     bench.gate.go()
     bench.assert_answered("running")
     assert (bench.count("success"), bench.count("fail")) == (1, 2)
+    found, labels = bench.stats(), {"model": "gate", "version": "1"}
+    assert (found["execution_count"], found["inference_count"]) == (1, 1), "a failure and nothing else"
+    assert value(scrape(bench.server), "nv_inference_request_failure", reason="REJECTED", **labels) == 2
 
 
 @policy(
@@ -210,9 +213,9 @@ def test_a_burst_of_ten_thousand_leaves_exactly_the_limit(bench: Bench) -> None:
     for _ in range(9_900):
         assert refused.acquire(timeout=60)
     assert texts == {"[request id: <id_unknown>] Exceeds maximum queue size"}
-    stats = bench.stats()
-    assert (stats["live"]["queued"], stats["live"]["executing"]) == (100, 1)
-    assert stats["accounts"] == {
+    found = bench.stats()
+    assert (found["live"]["queued"], found["live"]["executing"]) == (100, 1)
+    assert found["accounts"] == {
         "accepted": 101, "refused": 9_900, "answered": 0, "failed": 0, "cancelled": 0,
     }  # fmt: skip
     bench.gate.go("k" * 101)
@@ -377,8 +380,7 @@ def test_every_batch_records_why_it_closed_and_how_long_its_oldest_waited(
     shapes: ServerProcess, reason: str, widths: tuple[int, int], closed: dict[str, dict[str, int]]
 ) -> None:
     pair(shapes, reason, [{"INPUT0": np.zeros((1, width), np.int32)} for width in widths])
-    with urllib.request.urlopen(f"http://{shapes.http}/v2/models/{reason}/stats?live=true") as answer:
-        batches = json.loads(answer.read())["model_stats"][0]["batches"]
+    batches = stats(shapes, reason)["batches"]
     assert {why: row["sizes"] for why, row in batches.items()} == closed
     text = scrape(shapes)
     for why, sizes in closed.items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import select
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -92,16 +90,10 @@ def _whoever_starts(gates: dict[str, Gate]) -> str:
 @pytest.mark.slow
 def test_a_resource_that_can_never_suffice_fails_the_load(tmp_path: Path) -> None:
     write_model(tmp_path, "greedy", identity_config(extra=limited(count=4)))
-    flags = ["--rate-limit=execution_count", "--rate-limit-resource=licence:3:global"]
-    done = subprocess.run(
-        [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path}", "--http-port=0", "--grpc-port=0",
-         "--allow-metrics=false", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert 'Resource count for "licence" is limited to 3' in done.stderr
+    with pytest.raises(
+        AssertionError, match=r'Resource count for "licence" is limited to 3 .* minimum required count is 4'
+    ):
+        ServerProcess(tmp_path, "--rate-limit=execution_count", "--rate-limit-resource=licence:3:global")
 
 
 def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.instance import Instance
 from neptrio.execution.rate_limiter import Claim, RateLimiter, ResourceStatistics
@@ -150,14 +147,6 @@ def test_a_newcomer_does_not_get_every_turn_until_it_has_caught_up() -> None:
     run(limiter, [old], 100)
     new = register(limiter, ONE)
     assert run(limiter, [old, new], 10) == [5, 5]
-
-
-def test_a_demand_that_can_never_be_met_is_refused_at_load() -> None:
-    limiter = limiter_of({("R", None): 3})
-    with pytest.raises(
-        InvalidArgument, match=r'Resource count for "R" is limited to 3 .* minimum required count is 4'
-    ):
-        register(limiter, 'resources [ { name: "R" count: 4 } ]')
 
 
 class Idle(BackendInstance):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
-from neptrio.execution.batch import Batch, accept, complete, refuse
+from neptrio.execution.batch import Batch, accept, complete
 from neptrio.observe.counters import MAX_RESPONSE_KEYS, BoundedHistogram, ModelCounters
 from neptrio.request.infer_request import (
     InferRequest,
@@ -118,15 +118,6 @@ def test_failures_count_only_as_failures_by_reason() -> None:
     assert model.counters.histograms()["request"].count == stats(model)["inference_count"] == 0
 
 
-def test_a_refused_request_counts_nowhere() -> None:
-    model = make_model()
-    request = make_request(model)
-    assert model.inflight == 1 and model.counters.inflight_bytes == 16
-    refuse(request)
-    assert model.inflight == model.counters.inflight_bytes == 0
-    assert counts(model) == {}
-
-
 def test_cache_hit_and_miss() -> None:
     model = make_model()
     hit = make_request(
@@ -192,38 +183,6 @@ def flags() -> InferResponse:
     return made
 
 
-def test_decoupled_responses_by_index() -> None:
-    model = make_model(decoupled=True)
-    for n in (3, 1):
-        request = make_request(model, **EXECUTED)
-        for _ in range(n):
-            complete(request, out(), False)
-        complete(request, flags(), True)
-    got = stats(model)["response_stats"]
-    assert list(got) == ["0", "1", "2", "3"]
-    counted = {i: {k: v["count"] for k, v in entry.items() if v["count"]} for i, entry in got.items()}
-    good = {"compute_infer": 1, "compute_output": 1, "success": 1}
-    assert counted == {
-        "0": {"compute_infer": 2, "compute_output": 2, "success": 2},
-        "1": {"compute_infer": 2, "compute_output": 1, "success": 1, "empty_response": 1},
-        "2": good,
-        "3": {"compute_infer": 1, "empty_response": 1},
-    }
-    for entry in got.values():
-        assert list(entry) == [
-            "compute_infer",
-            "compute_output",
-            "success",
-            "fail",
-            "empty_response",
-            "cancel",
-        ]
-        assert entry["success"]["ns"] + entry["empty_response"]["ns"] == (
-            entry["compute_infer"]["ns"] + entry["compute_output"]["ns"]
-        )
-    assert counts(model)["success"] == 2 and stats(model)["inference_count"] == 2
-
-
 def test_reports_of_a_backend_take_the_place_of_what_was_measured() -> None:
     model = make_model(decoupled=True)
     for _ in range(2):
@@ -278,17 +237,6 @@ def test_a_cancelled_decoupled_request() -> None:
     entry = stats(model)["response_stats"]["1"]
     assert {k: v["count"] for k, v in entry.items() if v["count"]} == {"cancel": 1}
     assert entry["cancel"]["ns"] == request.timestamp(Timestamp.REQUEST_END) - 1
-    assert counts(model) == {"fail": 1} and model.counters.failures["CANCELED"] == 1
-
-
-def test_a_model_that_stops_because_of_the_cancellation() -> None:
-    model = make_model(decoupled=True)
-    request = make_request(model, **EXECUTED)
-    complete(request, out(), False)
-    request.cancelled, request.cancelled_ns = True, 1
-    complete(request, flags(), True)
-    entry = stats(model)["response_stats"]["1"]
-    assert {k: v["count"] for k, v in entry.items() if v["count"]} == {"cancel": 1}
     assert counts(model) == {"fail": 1} and model.counters.failures["CANCELED"] == 1
 
 

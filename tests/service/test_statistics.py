@@ -19,7 +19,6 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
 from neptrio.observe.histogram import RELATIVE_ERROR, Histogram
-from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -54,16 +53,6 @@ def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
     assert status == 200
     found: dict[str, Any] = document["model_stats"][0]
     return found
-
-
-def until_held(server: ServerProcess, model: str, **held: int) -> None:
-    """Polls until the model holds exactly this much."""
-
-    def live() -> dict[str, int]:
-        now: dict[str, int] = stats(server, model, "?live=true")["live"]
-        return now
-
-    until(lambda: held.items() <= live().items(), lambda: f"'{model}' holds {live()}, expected {held}")
 
 
 def infer(server: ServerProcess, model: str, batch: int = 1, **options: Any) -> None:
@@ -191,76 +180,6 @@ def test_refused_at_the_door_changes_nothing(server: ServerProcess) -> None:
     with pytest.raises(InferenceServerException, match="NOPE"):
         infer(server, "rejecting", outputs=[httpclient.InferRequestedOutput("NOPE")])
     assert stats(server, "rejecting") == before
-
-
-@pytest.fixture
-def gated(tmp_path: Path) -> Iterator[tuple[ServerProcess, Gate, Gate]]:
-    """A server with the gated models `late`, whose queue is left after a millisecond, and `plain`."""
-    queue = """dynamic_batching { default_queue_policy {
-        timeout_action: REJECT default_timeout_microseconds: 1000 } }"""
-    late = Gate(tmp_path / "models", tmp_path / "late", "late", queue)
-    plain = Gate(tmp_path / "models", tmp_path / "plain", "plain", "")
-    with ServerProcess(tmp_path / "models") as process:
-        yield process, late, plain
-    late.close()
-    plain.close()
-
-
-def test_a_queue_timeout_is_a_failure_and_nothing_else(gated: tuple[ServerProcess, Gate, Gate]) -> None:
-    server, gate, _ = gated
-    results: list[BaseException | None] = []
-
-    def one() -> None:
-        tensor = httpclient.InferInput("INPUT0", [8, 1], "INT32")
-        tensor.set_data_from_numpy(np.zeros((8, 1), np.int32))
-        try:
-            with httpclient.InferenceServerClient(server.http) as client:
-                client.infer("late", [tensor])
-            results.append(None)
-        except InferenceServerException as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    # one executes, the others wait for longer than they may
-    until(lambda: stats(server, "late")["inference_stats"]["fail"]["count"] == 2, "two failures")
-    until_held(server, "late", accepted=1, executing=1)
-    gate.go()
-    for thread in threads:
-        thread.join(300)
-    failed = sum(result is not None for result in results)
-    assert failed == 2
-    got = stats(server, "late")
-    assert got["inference_stats"]["fail"]["count"] == failed
-    assert got["inference_stats"]["success"]["count"] == got["execution_count"] == 3 - failed
-    assert got["inference_count"] == 8 * (3 - failed)
-    text = scrape(server)
-    labels = {"model": "late", "version": "1"}
-    assert value(text, "nv_inference_request_failure", reason="REJECTED", **labels) == failed
-
-
-def test_a_cancel_in_the_queue_is_a_failure(gated: tuple[ServerProcess, Gate, Gate]) -> None:
-    server, _, gate = gated
-    tensor = grpcclient.InferInput("INPUT0", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        done = threading.Semaphore(0)
-        calls = []
-        for number in range(1, 5):
-            calls.append(client.async_infer("plain", [tensor], lambda result, error: done.release()))
-            until_held(server, "plain", accepted=number)
-        until_held(server, "plain", accepted=4, queued=2)
-        calls[3].cancel()
-        until_held(server, "plain", accepted=3, queued=1)
-        gate.go("kkk")
-        for _ in calls:
-            assert done.acquire(timeout=60)
-    until_held(server, "plain", accepted=0)
-    counts = {k: v["count"] for k, v in stats(server, "plain")["inference_stats"].items()}
-    assert (counts["success"], counts["fail"], counts["queue"]) == (3, 1, 3)
-    labels = {"model": "plain", "version": "1"}
-    assert value(scrape(server), "nv_inference_request_failure", reason="CANCELED", **labels) == 1
 
 
 def check(got: dict[str, Any]) -> None:
