@@ -118,9 +118,13 @@ def test_objects_of_large_json_are_counted(server: ServerProcess, http: Http1) -
         b"garbage",
         b'{"parameters":5}',
         b'{"parameters":null}',
+        b'{"parameters":[]}',
         b'{"parameters":{"unload_dependents":"yes"}}',
         b'{"parameters":{"unload_dependents":1}}',
         b'"x"',
+        b"5",
+        b"[1]",
+        b"true",
         b"\xff",
     ],
 )

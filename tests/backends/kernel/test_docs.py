@@ -7,9 +7,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
-import tritonclient.http as httpclient
-
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
@@ -34,24 +31,3 @@ def test_from_a_cu_file_to_an_answer(tmp_path: Path) -> None:
         assert json.loads(answer.read())["outputs"][0]["data"] == [2.5, 5.0, 7.5]
         connection.close()
         assert '"data":[2.5,5.0,7.5]' in text
-
-
-def test_simple_of_the_example_repository(tmp_path: Path) -> None:
-    example = ROOT / "examples" / "model_repository" / "simple"
-    write_model(
-        tmp_path,
-        "simple",
-        (example / "config.pbtxt").read_text(),
-        {"1/model.cu": (example / "1" / "model.cu").read_text()},
-    )
-    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
-        assert re.search(r"\| simple +\| 1 +\| READY \| 1 x (CPU|GPU 0) ", server.log())
-        a = np.arange(128, dtype=np.int32).reshape(8, 16)
-        b = np.full((8, 16), 1 << 30, dtype=np.int32)
-        inputs = []
-        for name, values in (("INPUT0", a), ("INPUT1", b)):
-            inputs.append(httpclient.InferInput(name, [8, 16], "INT32"))
-            inputs[-1].set_data_from_numpy(values)
-        result = client.infer("simple", inputs)
-        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), a + b)
-        np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), a - b)

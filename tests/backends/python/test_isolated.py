@@ -52,30 +52,18 @@ from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("none", id="none"),
-        pytest.param(sys.prefix, id="interpreter", marks=pytest.mark.slow),
-    ],
-)
-def server(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[ServerProcess]:
-    repository: Path = tmp_path_factory.mktemp("repository")
-    isolated = functools.partial(made_isolated, way=request.param)
+def write_models(repository: Path, way: str) -> None:
+    """The models of the imported tests, which run where `way` says."""
+    isolated = functools.partial(made_isolated, way=way)
     ints, loose = "TYPE_INT32:16", config(extra=decoupled.DECOUPLED)
     isolated(repository, "sum", execute.SUM, config(f"A:{ints} B:{ints}", f"SUM:{ints} DIFFERENCE:{ints}", 8))
     isolated(repository, "in_place", execute.IN_PLACE)
     isolated(repository, "reuse", execute.REUSE)
     isolated(repository, "bad", execute.BAD)
-    isolated(repository, "dlpack", execute.DLPACK)
     kinds = "T:TYPE_FP32:-1,-1 BIG:TYPE_FP32:-1,-1 EMPTY:TYPE_FP32:-1,-1 SCALAR:TYPE_FP32:-1"
     isolated(repository, "layout", execute.LAYOUT, config(outputs=kinds))
-    for kind in ("STRING", "BF16"):
-        text = config(f"IN:TYPE_{kind}:-1", f"OUT:TYPE_{kind}:-1")
-        isolated(repository, f"identity_{kind.lower()}", execute.IDENTITY, text)
-    isolated(repository, "dlpack_bf16", execute.DLPACK_BF16, text)
+    text = config("IN:TYPE_STRING:-1", "OUT:TYPE_STRING:-1")
+    isolated(repository, "identity_string", execute.IDENTITY, text)
     isolated(repository, "repeat", decoupled.REPEAT, loose)
     isolated(repository, "async_repeat", decoupled.ASYNC, loose)
     isolated(repository, "returns", decoupled.RETURNS, loose)
@@ -94,6 +82,24 @@ def server(
     isolated(repository, "overlap", bls.ASYNC)
     isolated(repository, "async_fails", bls.ASYNC_FAILS)
     isolated(repository, "control", bls.CONTROL)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("none", id="none"),
+        pytest.param(sys.prefix, id="interpreter", marks=pytest.mark.slow),
+    ],
+)
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    write_models(repository, request.param)
+    made_isolated(repository, "dlpack", execute.DLPACK, way=request.param)
+    bf16 = config("IN:TYPE_BF16:-1", "OUT:TYPE_BF16:-1")
+    made_isolated(repository, "identity_bf16", execute.IDENTITY, bf16, request.param)
+    made_isolated(repository, "dlpack_bf16", execute.DLPACK_BF16, bf16, request.param)
     loads = [f"--load-model={d.name}" for d in repository.iterdir() if d.name != "spare"]
     with ServerProcess(repository, "--model-control-mode=explicit", *loads) as process:
         yield process

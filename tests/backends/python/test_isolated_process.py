@@ -24,7 +24,6 @@ from tritonclient.utils import InferenceServerException
 from tests.backends.python import test_bls as bls
 from tests.backends.python import test_decoupled as decoupled
 from tests.backends.python import test_execute as execute
-from tests.backends.python import test_loading as loading
 from tests.backends.python.models import config, isolated, python_model
 from tests.support.memory import Held, held
 from tests.support.repository import write_model
@@ -296,30 +295,6 @@ def test_shutdown_does_not_wait_for_auto_complete_config(tmp_path: Path) -> None
 def load_in_vain(client: httpclient.InferenceServerClient) -> None:
     with contextlib.suppress(Exception):  # the server goes
         client.load_model("stuck")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "text", "reason"),
-    [
-        (loading.COMPLETING, config(max_batch_size=8), "specified max_batch_size 4"),
-        ("import no_such_module_here", config(), "No module named 'no_such_module_here'"),
-        ("import os\nos._exit(7)", config(), "its process exited with status 7"),
-        (
-            "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')\n"
-            "    def execute(self, requests): pass",
-            config(),
-            "ValueError: no weights",
-        ),
-    ],
-)
-def test_a_model_that_does_not_load_says_why(tmp_path: Path, code: str, text: str, reason: str) -> None:
-    isolated(tmp_path, "completing", code, text)
-    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
-        with httpclient.InferenceServerClient(server.http) as client:
-            (row,) = client.get_model_repository_index()
-        assert row["state"] == "UNAVAILABLE" and reason in row["reason"]
-        assert not children(server.process.pid)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from neptrio import cli
 from neptrio.execution.backend import READY_SECONDS
 from tests.backends.python.models import HEAD, config, python_model
+from tests.backends.python.test_isolated_process import children
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -173,6 +174,7 @@ def test_auto_complete_config(tmp_path: Path) -> None:
         ("class Model: pass", config(), "has no class TritonPythonModel"),
         ("class TritonPythonModel: pass", config(), "has no method execute"),
         ("import no_such_module_here", config(), "No module named 'no_such_module_here'"),
+        ("import os\nos._exit(7)", config(), "its process exited with status 7"),
         (
             "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')\n"
             "    def execute(self, requests): pass",
@@ -189,6 +191,7 @@ def test_a_model_that_does_not_load_says_why(tmp_path: Path, code: str, text: st
         assert row["state"] == "UNAVAILABLE"
         assert reason in row["reason"]
         assert not re.search(r"neptrio/backends", row["reason"])
+        assert not children(server.process.pid), "processes end with the loads that have failed"
 
 
 def test_no_model_file(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ import tritonclient.http as httpclient
 from tests.backends.python import test_bls as bls
 from tests.backends.python import test_decoupled as decoupled
 from tests.backends.python import test_execute as execute
-from tests.backends.python.models import config, python_model
-from tests.backends.python.models import isolated as made_isolated
+from tests.backends.python.models import isolated
 from tests.backends.python.test_bls import (
     test_a_model_that_calls_itself,
     test_async_executions_overlap,
@@ -51,6 +50,7 @@ from tests.backends.python.test_execute import (
     test_layouts,
     test_sum_and_difference,
 )
+from tests.backends.python.test_isolated import write_models
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
@@ -104,35 +104,8 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, environment: tuple[tuple[int, int], Path]
 ) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
-    isolated = functools.partial(made_isolated, way=str(environment[1]))
-    ints, loose = "TYPE_INT32:16", config(extra=decoupled.DECOUPLED)
-    isolated(repository, "sum", execute.SUM, config(f"A:{ints} B:{ints}", f"SUM:{ints} DIFFERENCE:{ints}", 8))
-    isolated(repository, "version", VERSION)
-    isolated(repository, "in_place", execute.IN_PLACE)
-    isolated(repository, "reuse", execute.REUSE)
-    isolated(repository, "bad", execute.BAD)
-    kinds = "T:TYPE_FP32:-1,-1 BIG:TYPE_FP32:-1,-1 EMPTY:TYPE_FP32:-1,-1 SCALAR:TYPE_FP32:-1"
-    isolated(repository, "layout", execute.LAYOUT, config(outputs=kinds))
-    text = config("IN:TYPE_STRING:-1", "OUT:TYPE_STRING:-1")
-    isolated(repository, "identity_string", execute.IDENTITY, text)
-    isolated(repository, "repeat", decoupled.REPEAT, loose)
-    isolated(repository, "async_repeat", decoupled.ASYNC, loose)
-    isolated(repository, "returns", decoupled.RETURNS, loose)
-    isolated(repository, "collect", decoupled.COLLECT)
-    isolated(repository, "single", decoupled.SINGLE)
-    write_model(repository, "second", config().replace('"python"', '"identity"'))
-    step = decoupled.REPEAT_STEP
-    write_model(repository, "one_step", decoupled.ENSEMBLE.format(step.format("OUT")))
-    two = f"{step.format('MID')}, {decoupled.SECOND_STEP}"
-    write_model(repository, "two_steps", decoupled.ENSEMBLE.format(two))
-    python_model(repository, "double", bls.DOUBLE, config(extra=bls.NAMES))
-    python_model(repository, "spare", bls.DOUBLE)
-    for name in ("caller", "middle"):
-        isolated(repository, name, bls.CALLER)
-    isolated(repository, "wide", bls.CALLER, config(extra="instance_group { count: 2 kind: KIND_CPU }"))
-    isolated(repository, "overlap", bls.ASYNC)
-    isolated(repository, "async_fails", bls.ASYNC_FAILS)
-    isolated(repository, "control", bls.CONTROL)
+    write_models(repository, str(environment[1]))
+    isolated(repository, "version", VERSION, way=str(environment[1]))
     loads = [f"--load-model={d.name}" for d in repository.iterdir() if d.name != "spare"]
     with ServerProcess(
         repository, "--model-control-mode=explicit", f"--http-max-input-size={128 << 20}", *loads

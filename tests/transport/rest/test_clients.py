@@ -1,4 +1,4 @@
-"""The real HTTP client where the raw ones do not go: compression, classification, log settings on both protocols."""
+"""The real HTTP client where the raw ones do not go: compression, log settings on both protocols."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ def test_compression(lean_server: ServerProcess, algorithm: str | None) -> None:
             response_compression_algorithm=algorithm,
         )
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
-def test_classification(lean_server: ServerProcess) -> None:
-    tensor = httpclient.InferInput("I", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.array([[0.1, 0.9, 0.5, 0.2]], np.float32))
-    with httpclient.InferenceServerClient(lean_server.http) as client:
-        outputs = [httpclient.InferRequestedOutput("O", binary_data=True, class_count=2)]
-        result = client.infer("classes", [tensor], outputs=outputs)
-    assert result.as_numpy("O").tolist() == [[b"0.900000:1:one", b"0.500000:2:two"]]
 
 
 def test_log_settings_on_both_protocols(lean_server: ServerProcess) -> None:
