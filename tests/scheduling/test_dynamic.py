@@ -54,6 +54,15 @@ def test_instances_run_in_parallel_the_idle_one_first() -> None:
     ]
 
 
+@pytest.mark.slow
+def test_the_limit_is_exact_under_a_burst() -> None:
+    bench = batcher(1, levels=(QueuePolicy(max_size=100),))
+    accepted = [i for i in range(10_000) if bench.send(f"{i}", loop_pass=False)]
+    assert accepted == list(range(101)), "one executes, a hundred wait"
+    assert bench.events[-1][2:] == ("9999", "[request id: 9999] Exceeds maximum queue size")
+    assert bench.scheduler.statistics().rejected_full == 9_899
+
+
 def test_order_is_kept_by_arrival_across_instances() -> None:
     bench = batcher(1, instances=2, preserve_ordering=True)
     for i in range(4):
