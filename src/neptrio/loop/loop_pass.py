@@ -34,12 +34,6 @@ class Dispatcher(Protocol):
     def dispatch(self, now_ns: int) -> None: ...
 
 
-class Flushable(Protocol):
-    """A connection, as the loop pass sees it."""
-
-    def flush(self) -> None: ...
-
-
 class LoopPass(LoopPassCore):
     """The collected work, and the task that ends a pass that soon() asked for."""
 

@@ -45,10 +45,9 @@ class DynamicStatistics(SchedulerStatistics):
     """What the batcher holds, and the batches it has formed so far.
 
     `close_reasons` counts batches by the reason why they were closed; waits are those of the oldest request
-    of each batch. `queued_by_level` starts with priority level 1.
+    of each batch.
     """
 
-    queued_by_level: tuple[int, ...]
     batches: int
     requests: int
     close_reasons: dict[str, int]
@@ -283,7 +282,6 @@ class DynamicScheduler(Scheduler):
         return DynamicStatistics(
             queued=self.queue.size,
             executing=self._pool.executing,
-            queued_by_level=tuple(self.queue.sizes()),
             batches=self._batches,
             requests=self._requests,
             close_reasons=dict(self.close_reasons),

@@ -168,7 +168,6 @@ class HostInstance(BackendInstance):
         self._backend = backend
         spec = backend.spec
         self._order = {name: i for i, name in enumerate(backend.signatures)}
-        self._image: HostImage | None = None
         self._builder = KernelBuilder(
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
@@ -182,16 +181,13 @@ class HostInstance(BackendInstance):
 
     def initialize(self) -> None:
         names = [n for n, s in self._backend.signatures.items() if not s.template]
-        image = HostImage(str(self._backend.host_object), list(self._order), names)
-        self._image = image
-        self._builder.use(image)
+        self._builder.use(HostImage(str(self._backend.host_object), list(self._order), names))
 
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")
 
     def finalize(self) -> None:
         self._builder.use(None)
-        self._image = None
 
 
 def _plan(
