@@ -147,9 +147,13 @@ class Back:
             else:
                 made = convert.response(request, response, False)
             made.produced_ns = handed_over
-            completions.post(
-                ResponseDelivery(request, made, final, lambda: channel() and channel().acknowledge(size))
-            )
+
+            def delivered() -> None:
+                sender = channel()  # once: the model's thread may drop it at any moment
+                if sender is not None:
+                    sender.acknowledge(size)
+
+            completions.post(ResponseDelivery(request, made, final, delivered))
 
         def finish() -> None:
             if request.state != DONE:
