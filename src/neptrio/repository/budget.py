@@ -259,15 +259,16 @@ class Budget:
         self._looking = True
         try:
             holders = await self._holders_in_slices()
-            held, leaving = self._held()
+            held, _ = self._held()
             told = f"waiting for room, held by {putting_away.who_holds(holders)}"
             for waiter in self._line.first[:FIRST]:
                 waiter.tell(told)
                 places = self._missing(waiter, waiter.needs, held)
                 vain = (p for p in places if not self._hopeful(waiter.name, p, waiter.needs, held, holders))
                 waiter.hopeless = next(vain, None)
+            gone: set[str] = set()
             for place in self.limits:
-                self._make_way(place, held, leaving, [holder.at(place) for holder in holders])
+                self._make_way(place, [holder.at(place) for holder in holders], gone)
             self._next_look = trio.current_time() + max(RETRY_SECONDS, MODEL_SECONDS * len(holders))
             self._line.loaded(len(holders))
             self._line.wake()
@@ -304,27 +305,32 @@ class Budget:
         others = [one.at(place) for one in holders if one.name != name or one.hold is Hold.LEAVING]
         return putting_away.hopeful(others, self._short(place, needs, held), self._together(name).keys())
 
-    def _make_way(self, place: int, held: Sizes, leaving: Sizes, holders: list[Holder]) -> None:
-        """Puts models away for as many of the first in line as can have room."""
+    def _make_way(self, place: int, holders: list[Holder], gone: set[str]) -> None:
+        """Puts models away for as many of the first in line as can have room. `gone`: those that were put away for it."""
         first = [waiter for waiter in self._line.first if waiter.hopeless is None]
-        may = _without_leaving(holders)
+        may = [holder for holder in _without_leaving(holders) if holder.name not in gone]
+        held, leaving = self._held()
         count = len(first)
         while count:
             needs = sum(waiter.needs.get(place, 0) for waiter in first[:count])
             short = held.get(place, 0) + needs - leaving.get(place, 0) - self.limits[place]
             victims = putting_away.choose(may, short)
             for victim in victims:
-                if self._may_go(victim.name):
+                if self._may_go(victim.name, gone):
+                    gone.add(victim.name)
                     self.put_away(victim.name, f"room for '{first[0].name}'")
             if victims:
                 return
             count //= 2
 
-    def _may_go(self, name: str) -> bool:
-        """Whether nobody has asked for a model, or put it away, since it was chosen."""
+    def _may_go(self, name: str, gone: set[str]) -> bool:
+        """Whether nobody has asked for a model since it was looked at, or needs it, and it is still there."""
         record = self._catalog.records.get(name)
         serving = list(record.serving.values()) if record is not None else []
-        return record is not None and bool(serving) and self._hold(record, serving, _now_ms()) is None
+        if record is None or not serving:
+            return False
+        now = self._holder(record, serving, _now_ms())
+        return now.hold is None and gone.issuperset(now.needed_by)
 
     def _together(self, name: str) -> dict[str, str]:
         """Models that stay because an ensemble waits for this one, which it needs with them, and that ensemble."""
