@@ -101,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _read(repository: Path, name: str) -> Any:
     """The configuration as a server completes it. Raises TritonError."""
+    from neptrio.config import validate_config
     from neptrio.repository.check import Checker
 
     if not (repository / name).is_dir():
@@ -109,14 +110,18 @@ def _read(repository: Path, name: str) -> Any:
     checked = Checker(settings, here=False).model(name)
     if checked.config is None:
         raise InvalidArgument("\n".join(map(str, checked.problems)))
-    return checked.config if checked.complete else _completed(checked, settings)
+    assert checked.source is not None and checked.folder is not None
+    config = checked.config if checked.complete else _completed(checked, settings)
+    for problem in validate_config.given(checked.source, config, checked.folder):
+        raise InvalidArgument(str(problem))
+    return config
 
 
 def _completed(checked: Checked, settings: Settings) -> Any:
     """The configuration of a model that completes it itself, which runs the model's own code for that, as a load does. Raises
     TritonError."""
     from neptrio.backends import registry
-    from neptrio.config import defaults, validate_config
+    from neptrio.config import defaults
 
     assert checked.source is not None and checked.folder is not None
     config, version = model_config.new_config(), max(checked.versions)
@@ -127,7 +132,6 @@ def _completed(checked: Checked, settings: Settings) -> Any:
         LoadContext(checked.name, version, checked.folder, place, config, settings, cast(ModelHost, None))
     )
     defaults.fill(config, backend)
-    validate_config.check(checked.source, config, checked.folder)
     return config
 
 

@@ -54,6 +54,7 @@ KEPT_SECONDS = 10.0  # between writings of what models hold
 LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
 KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
 MODEL_SECONDS = 200e-6  # between looks for room, for each model that is looked at (20 us)
+SUM_SECONDS = 0.003  # for which what models hold together is not added up again
 SEEN_SECONDS = 1.0  # for which what a look has found may be told
 
 
@@ -76,6 +77,8 @@ class Budget:
         self._withdrawal = withdrawal
         self.limits = settings.memory_budgets  # place -> bytes; {}: no budget
         self._reserved: dict[Operation, Sizes] = {}
+        self._sums: tuple[Sizes, Sizes] = ({}, {})  # of _held()
+        self._summed_until = 0.0  # of trio's clock
         self._line = RoomLine()
         self._looking = False  # for room
         self._next_look = 0.0  # of trio's clock
@@ -118,7 +121,11 @@ class Budget:
         ]
 
     def _held(self) -> tuple[Sizes, Sizes]:
-        """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost."""
+        """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost, and once for
+        all who ask within milliseconds in which nothing begins or ends."""
+        now = trio.current_time()
+        if now < self._summed_until:
+            return self._sums
         found: Counter[int] = Counter()
         leaving: Counter[int] = Counter()
         host = 0
@@ -134,7 +141,12 @@ class Budget:
         found[HOST] += host
         for sizes in (leaving, *self._reserved.values()):
             found.update(sizes)
-        return found, leaving
+        self._summed_until, self._sums = now + SUM_SECONDS, (found, leaving)
+        return self._sums
+
+    def _reserve(self, operation: Operation, needs: Sizes) -> None:
+        self._reserved[operation] = needs
+        self._summed_until = 0.0
 
     def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:
         name = record.name
@@ -213,7 +225,7 @@ class Budget:
                 )
             needs[place] = size
         if not self._missing(None, needs, self._held()[0]):
-            self._reserved[operation] = needs
+            self._reserve(operation, needs)
             return
         async with aside():
             await self._room(operation, needs)
@@ -242,7 +254,7 @@ class Budget:
                             break
                     await self._line.pause(waiter)
                 else:
-                    self._reserved[operation] = needs
+                    self._reserve(operation, needs)
                     return
         holders, together = [holder.at(where) for holder in self._seen_lately()], self._together(name)
         ensemble = next((together[holder.name] for holder in holders if holder.name in together), "")
@@ -259,13 +271,13 @@ class Budget:
         self._looking = True
         try:
             holders = await self._holders_in_slices()
-            held, _ = self._held()
-            told = f"waiting for room, held by {putting_away.who_holds(holders)}"
             for waiter in self._line.first[:FIRST]:
-                waiter.tell(told)
-                places = self._missing(waiter, waiter.needs, held)
-                vain = (p for p in places if not self._hopeful(waiter.name, p, waiter.needs, held, holders))
-                waiter.hopeless = next(vain, None)
+                places = self._missing(waiter, waiter.needs, self._held()[0])
+                holding = putting_away.who_holds(one.at(places[0] if places else HOST) for one in holders)
+                waiter.tell(f"waiting for room, held by {holding}")
+                if self._in_vain(waiter, places, holders) is not None:
+                    # what was seen before others were served may be another's by now
+                    waiter.hopeless = self._in_vain(waiter, places, self.holders())
             gone: set[str] = set()
             for place in self.limits:
                 self._make_way(place, [holder.at(place) for holder in holders], gone)
@@ -299,11 +311,17 @@ class Budget:
         when, found = self._seen
         return found if found and trio.current_time() - when < SEEN_SECONDS else self.holders()
 
-    def _hopeful(self, name: str, place: int, needs: Sizes, held: Sizes, holders: list[Holder]) -> bool:
-        """Whether waiting for room in a place has a point."""
-        # what serves under this name stays until this load has replaced it
-        others = [one.at(place) for one in holders if one.name != name or one.hold is Hold.LEAVING]
-        return putting_away.hopeful(others, self._short(place, needs, held), self._together(name).keys())
+    def _in_vain(self, waiter: Waiter, places: list[int], holders: list[Holder]) -> int | None:
+        """The first of these places in which waiting for room has no point."""
+        together = self._together(waiter.name).keys()
+        for place in places:
+            here = [one.at(place) for one in holders]
+            short = sum(one.size for one in here) + waiter.needs[place] - self.limits[place]
+            # what serves under this name stays until this load has replaced it
+            others = [one for one in here if one.name != waiter.name or one.hold is Hold.LEAVING]
+            if not putting_away.hopeful(others, short, together):
+                return place
+        return None
 
     def _make_way(self, place: int, holders: list[Holder], gone: set[str]) -> None:
         """Puts models away for as many of the first in line as can have room. `gone`: those that were put away for it."""
@@ -352,12 +370,14 @@ class Budget:
         if operation.building or operation.discarding:
             return
         if self._reserved.pop(operation, None) is not None:
+            self._summed_until = 0.0
             self._remember(operation.record)
             self._shrink()  # it may have turned out larger
             self.freed()
 
     def freed(self) -> None:
         """Memory may have come free."""
+        self._summed_until = 0.0
         self._line.wake()
 
     def _remember(self, record: Record) -> None:
@@ -372,6 +392,7 @@ class Budget:
         log.info("putting '%s' away: %s", name, why, extra={"subject": name})
         self._remember(record)
         known.put_away += 1
+        self._summed_until = 0.0
         record.wanted = record.explicit = False
         self._uses.pop(name, None)
         self._withdrawal.record(record, why)
