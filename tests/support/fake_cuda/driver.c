@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <sys/syscall.h>
 
-static int64_t private_numbers[NUMBERS];
-int64_t* numbers = private_numbers;
+static _Atomic int64_t private_numbers[NUMBERS];
+_Atomic int64_t* numbers = private_numbers;
 pthread_mutex_t lock;
 Context contexts[8];
 int device_count = -1;

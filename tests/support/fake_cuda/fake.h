@@ -194,7 +194,7 @@ struct Function {
     int dynamic; /* bytes of dynamic shared memory it may be launched with */
 };
 
-extern int64_t* numbers;
+extern _Atomic int64_t* numbers; /* several processes count in it */
 extern pthread_mutex_t lock; /* recursive; every function of the driver holds it */
 extern Context contexts[8];
 extern int device_count;
