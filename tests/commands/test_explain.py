@@ -43,6 +43,10 @@ def test_it_reads_a_repository(tmp_path: Path) -> None:
     assert status == 0 and "Requests to 'm' batch up to a sum of 8 (max_batch_size)" in out
     status, _, err = run("nope", f"--model-repository={tmp_path}")
     assert status == 1 and f"there is no model 'nope' in {tmp_path}" in err
+    levels = "dynamic_batching { priority_levels: 3 default_priority_level: 9 }"
+    write_model(tmp_path, "refused", identity_config(extra=levels))
+    status, out, err = run("refused", f"--model-repository={tmp_path}")
+    assert status == 1 and out == "" and "default_priority_level" in err, "what no server loads is not explained"
 
 
 @pytest.mark.slow
