@@ -17,11 +17,8 @@ Rules:
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,6 +29,7 @@ from neptrio.loop.slices import Slices
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
 from neptrio.repository.expected_size import device_need, files_of, need
+from neptrio.repository.holdings import Holdings, held_by, now_ms
 from neptrio.repository.load_line import Aside
 from neptrio.repository.putting_away import HOST, Hold, Holder, budget_text, size_text
 from neptrio.repository.remembered_sizes import Remembered
@@ -54,17 +52,7 @@ KEPT_SECONDS = 10.0  # between writings of what models hold
 LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
 KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
 MODEL_SECONDS = 200e-6  # between looks for room, for each model that is looked at (20 us)
-SUM_SECONDS = 0.003  # for which what models hold together is not added up again
 SEEN_SECONDS = 1.0  # for which what a look has found may be told
-
-
-@dataclass(frozen=True)
-class _Use:
-    """How a model was used, as of the last look."""
-
-    accepted: int  # requests
-    executed_ms: int  # the last execution
-    seen_ms: int  # the last look that found requests without an execution
 
 
 class Budget:
@@ -76,127 +64,19 @@ class Budget:
         self._demand = demand
         self._withdrawal = withdrawal
         self.limits = settings.memory_budgets  # place -> bytes; {}: no budget
-        self._reserved: dict[Operation, Sizes] = {}
-        self._sums: tuple[Sizes, Sizes] = ({}, {})  # of _held()
-        self._summed_until = 0.0  # of trio's clock
+        self._holdings = Holdings(catalog, demand, withdrawal)
         self._line = RoomLine()
         self._looking = False  # for room
         self._next_look = 0.0  # of trio's clock
         self._seen: tuple[float, list[Holder]] = (0.0, [])  # the holders of the last look, and when that was
         self.remembered = Remembered(catalog.repositories.sizes_file(settings))
-        self._uses: dict[str, _Use] = {}
         self._beside = 0  # the least that this process was seen to hold beside its models
         self._pause = LOOK_SECONDS  # to the next try to return free memory, at most
         self._again = 0.0  # when that is
 
-    # ------------------------------------------------------------ what is held
-
-    def holders(self) -> list[Holder]:
-        """The models that hold memory, and what keeps them."""
-        now_ms = _now_ms()
-        found = [one for record in self._catalog.records.values() for one in self._holders_of(record, now_ms)]
-        return found + self._reserved_holders(now_ms)
-
-    def _holders_of(self, record: Record, now_ms: int) -> Iterator[Holder]:
-        serving = list(record.serving.values())
-        if serving:
-            yield self._holder(record, serving, now_ms)
-        leaving = _held_by(retirement.model for retirement in record.retiring)
-        if any(leaving.values()):
-            yield _holder_of(leaving, record.name, now_ms, Hold.LEAVING)
-
-    def _reserved_holders(self, now_ms: int) -> list[Holder]:
-        """What loads under way will hold, and what the allocator has not given back yet of models that have ended."""
-        returning = [
-            _holder_of({HOST: size}, name, now_ms, Hold.LEAVING) for name, size in self._withdrawal.returning
-        ]
-        return returning + [
-            _holder_of(
-                sizes,
-                operation.record.name,
-                now_ms,
-                Hold.GIVEN_UP if operation.done.is_set() else Hold.LOADING,
-            )
-            for operation, sizes in self._reserved.items()
-        ]
-
-    def _held(self) -> tuple[Sizes, Sizes]:
-        """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost, and once for
-        all who ask within milliseconds in which nothing begins or ends."""
-        now = trio.current_time()
-        if now < self._summed_until:
-            return self._sums
-        found: Counter[int] = Counter()
-        leaving: Counter[int] = Counter()
-        host = 0
-        for record in self._catalog.records.values():
-            for row in record.rows.values():
-                if row.model is not None:
-                    host += row.model.host_bytes
-                    if row.model.device_bytes:
-                        found.update(row.model.device_bytes)
-            if record.retiring:
-                leaving.update(_held_by(retirement.model for retirement in record.retiring))
-        leaving[HOST] += sum(size for _, size in self._withdrawal.returning)
-        found[HOST] += host
-        for sizes in (leaving, *self._reserved.values()):
-            found.update(sizes)
-        self._summed_until, self._sums = now + SUM_SECONDS, (found, leaving)
-        return self._sums
-
-    def _reserve(self, operation: Operation, needs: Sizes) -> None:
-        self._reserved[operation] = needs
-        self._summed_until = 0.0
-
-    def _holder(self, record: Record, serving: list[Model], now_ms: int) -> Holder:
-        name = record.name
-        needed_by = tuple(
-            user
-            for user in sorted(self._catalog.users.get(name, ()))
-            if (above := self._catalog.records.get(user)) is not None and (above.serving or above.operations)
-        )
-        return _holder_of(
-            _held_by(serving),
-            name,
-            self._used_ms(name, serving, now_ms),
-            self._hold(record, serving, now_ms),
-            needed_by,
-            bool(record.children),
-        )
-
-    def _used_ms(self, name: str, serving: list[Model], now_ms: int) -> int:
-        """When a model was used last: by its executions. Where requests need none (ensembles, the response cache) it is the
-        look at which there were more of them than at the one before."""
-        accepted = sum(model.counters.accepted for model in serving)
-        executed = max(model.counters.last_inference_ms for model in serving)
-        loaded = max(model.loaded_at_ms for model in serving)
-        before = self._uses.get(name)
-        if before is None:
-            self._uses[name] = before = _Use(accepted, executed, loaded)
-        elif before.accepted != accepted:
-            seen = now_ms if before.executed_ms == executed else before.seen_ms
-            self._uses[name] = before = _Use(accepted, executed, seen)
-        return max(loaded, executed, before.seen_ms)
-
-    def _hold(self, record: Record, serving: list[Model], now_ms: int) -> Hold | None:
-        known = self._demand.known.get(record.name)
-        if known is None or record.override is not None or record.folder is not None:
-            return Hold.BY_HAND
-        if known.residence.keep:
-            return Hold.KEPT
-        if any(model.scheduler is not None and model.scheduler.live_sequences() for model in serving):
-            return Hold.SEQUENCES
-        if record.operations:
-            return Hold.LOADING
-        if self._demand.asked_for(record.name) or any(model.inflight for model in serving):
-            return Hold.REQUESTS
-        if now_ms - max(model.loaded_at_ms for model in serving) < known.residence.least_seconds * 1000:
-            return Hold.FRESH
-        return None
-
     def rows(self) -> list[tuple[int, int, int]]:
         """(place, bytes that models hold, loads under way will hold, and models that leave still hold, budget)."""
-        held, _ = self._held()
+        held, _ = self._holdings.total()
         return [(place, held.get(place, 0), limit) for place, limit in self.limits.items()]
 
     # ------------------------------------------------------------ room for loads
@@ -224,8 +104,8 @@ class Budget:
                     f"model '{shown(name)}' takes about {size_text(size)}{what}, more than {budget_text(place, limit)}"
                 )
             needs[place] = size
-        if not self._missing(None, needs, self._held()[0]):
-            self._reserve(operation, needs)
+        if not self._missing(None, needs, self._holdings.total()[0]):
+            self._holdings.reserve(operation, needs)
             return
         async with aside():
             await self._room(operation, needs)
@@ -245,7 +125,7 @@ class Budget:
         operation.tell("waiting for room")
         with self._line.waiting(name, needs, operation.tell) as waiter:
             with trio.move_on_after(self._settings.load_wait_secs):
-                while missing := self._missing(waiter, needs, self._held()[0]):
+                while missing := self._missing(waiter, needs, self._holdings.total()[0]):
                     where = missing[0]
                     if waiter in self._line.first:
                         await self._look_for_room()
@@ -254,7 +134,7 @@ class Budget:
                             break
                     await self._line.pause(waiter)
                 else:
-                    self._reserve(operation, needs)
+                    self._holdings.reserve(operation, needs)
                     return
         holders, together = [holder.at(where) for holder in self._seen_lately()], self._together(name)
         ensemble = next((together[holder.name] for holder in holders if holder.name in together), "")
@@ -270,14 +150,15 @@ class Budget:
             return
         self._looking = True
         try:
-            holders = await self._holders_in_slices()
+            holders = await self._holdings.holders_in_slices()
+            self._seen = (trio.current_time(), holders)
             for waiter in self._line.first[:FIRST]:
-                places = self._missing(waiter, waiter.needs, self._held()[0])
+                places = self._missing(waiter, waiter.needs, self._holdings.total()[0])
                 holding = putting_away.who_holds(one.at(places[0] if places else HOST) for one in holders)
                 waiter.tell(f"waiting for room, held by {holding}")
                 if self._in_vain(waiter, places, holders) is not None:
                     # what was seen before others were served may be another's by now
-                    waiter.hopeless = self._in_vain(waiter, places, self.holders())
+                    waiter.hopeless = self._in_vain(waiter, places, self._holdings.holders())
             gone: set[str] = set()
             for place in self.limits:
                 self._make_way(place, [holder.at(place) for holder in holders], gone)
@@ -289,27 +170,17 @@ class Budget:
 
     def _leaves(self, count: int) -> bool:
         """Whether what leaves makes room for the first so many in line."""
-        held, leaving = self._held()
+        held, leaving = self._holdings.total()
         needs = self._line.needed(count)
         return all(
             held.get(place, 0) + needs.get(place, 0) - leaving.get(place, 0) <= limit
             for place, limit in self.limits.items()
         )
 
-    async def _holders_in_slices(self) -> list[Holder]:
-        """holders(), between whose rows others were served: what is put away has to be looked at once more."""
-        found: list[Holder] = []
-        slices = Slices()
-        for record in list(self._catalog.records.values()):
-            found += self._holders_of(record, _now_ms())
-            await slices.rest()
-        self._seen = (trio.current_time(), found + self._reserved_holders(_now_ms()))
-        return self._seen[1]
-
     def _seen_lately(self) -> list[Holder]:
         """Those of the last look, or of now."""
         when, found = self._seen
-        return found if found and trio.current_time() - when < SEEN_SECONDS else self.holders()
+        return found if found and trio.current_time() - when < SEEN_SECONDS else self._holdings.holders()
 
     def _in_vain(self, waiter: Waiter, places: list[int], holders: list[Holder]) -> int | None:
         """The first of these places in which waiting for room has no point."""
@@ -327,7 +198,7 @@ class Budget:
         """Puts models away for as many of the first in line as can have room. `gone`: those that were put away for it."""
         first = [waiter for waiter in self._line.first if waiter.hopeless is None]
         may = [holder for holder in _without_leaving(holders) if holder.name not in gone]
-        held, leaving = self._held()
+        held, leaving = self._holdings.total()
         count = len(first)
         while count:
             needs = sum(waiter.needs.get(place, 0) for waiter in first[:count])
@@ -347,7 +218,7 @@ class Budget:
         serving = list(record.serving.values()) if record is not None else []
         if record is None or not serving:
             return False
-        now = self._holder(record, serving, _now_ms())
+        now = self._holdings.model(record, serving, now_ms())
         return now.hold is None and gone.issuperset(now.needed_by)
 
     def _together(self, name: str) -> dict[str, str]:
@@ -369,20 +240,19 @@ class Budget:
         holds its memory until it has stopped."""
         if operation.building or operation.discarding:
             return
-        if self._reserved.pop(operation, None) is not None:
-            self._summed_until = 0.0
+        if self._holdings.release(operation):
             self._remember(operation.record)
             self._shrink()  # it may have turned out larger
             self.freed()
 
     def freed(self) -> None:
         """Memory may have come free."""
-        self._summed_until = 0.0
+        self._holdings.changed()
         self._line.wake()
 
     def _remember(self, record: Record) -> None:
         """Notes what a model holds."""
-        held = _held_by(record.serving.values())
+        held = held_by(record.serving.values())
         if any(held.values()):
             self.remembered.note(record.name, record.digest, held, record.last_seconds)
 
@@ -392,9 +262,8 @@ class Budget:
         log.info("putting '%s' away: %s", name, why, extra={"subject": name})
         self._remember(record)
         known.put_away += 1
-        self._summed_until = 0.0
         record.wanted = record.explicit = False
-        self._uses.pop(name, None)
+        self._holdings.forget(name)
         self._withdrawal.record(record, why)
 
     # ------------------------------------------------------------ looks
@@ -431,7 +300,9 @@ class Budget:
         """Returns memory that requests have freed: a model's run may have needed much, which the allocator keeps. What is in
         use at that moment comes back later, so it is tried again, more and more rarely."""
         now = trio.current_time()
-        if self._reserved or now < self._again:  # what loads take for a moment comes back when they are done
+        if (
+            self._holdings.loading or now < self._again
+        ):  # what loads take for a moment comes back when they are done
             return
         beside = self._beside_models()
         if beside > self._beside + KEPT_FREE:
@@ -455,22 +326,22 @@ class Budget:
         for record in list(self._catalog.records.values()):
             serving = list(record.serving.values())
             if serving:
-                now_ms = _now_ms()
-                holder = self._holder(record, serving, now_ms)
+                now = now_ms()
+                holder = self._holdings.model(record, serving, now)
                 known = self._demand.known.get(record.name)
                 seconds = None if known is None else known.residence.idle_seconds
-                if seconds is not None and putting_away.idle(holder, seconds, now_ms):
+                if seconds is not None and putting_away.idle(holder, seconds, now):
                     self.put_away(record.name, f"idle for {seconds:g} s")
             await slices.rest()
         self._shrink()
 
     def _shrink(self) -> None:
         """Puts models away while they hold more than the budget."""
-        held, leaving = self._held()
+        held, leaving = self._holdings.total()
         for place, limit in self.limits.items():
             if held.get(place, 0) - leaving.get(place, 0) <= limit:
                 continue
-            here = _without_leaving([holder.at(place) for holder in self.holders()])
+            here = _without_leaving([holder.at(place) for holder in self._holdings.holders()])
             for victim in putting_away.choose(here, sum(holder.size for holder in here) - limit):
                 self.put_away(victim.name, "models have grown beyond the budget")
 
@@ -499,30 +370,6 @@ class Budget:
                     yield model
 
 
-def _held_by(models: Iterable[Model]) -> Sizes:
-    """What models hold together: place -> bytes."""
-    found: Counter[int] = Counter()
-    for model in models:
-        found[HOST] += model.host_bytes
-        found.update(model.device_bytes)
-    return found
-
-
-def _holder_of(
-    sizes: Sizes,
-    name: str,
-    used_ms: int,
-    hold: Hold | None,
-    needed_by: tuple[str, ...] = (),
-    steps: bool = False,
-) -> Holder:
-    return Holder(name, sizes.get(HOST, 0), used_ms, hold, needed_by, steps, sizes)
-
-
 def _without_leaving(holders: list[Holder]) -> list[Holder]:
     """Those that do not leave already: a name that leaves may serve again, too."""
     return [holder for holder in holders if holder.hold is not Hold.LEAVING]
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
