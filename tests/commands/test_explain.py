@@ -46,7 +46,9 @@ def test_it_reads_a_repository(tmp_path: Path) -> None:
     levels = "dynamic_batching { priority_levels: 3 default_priority_level: 9 }"
     write_model(tmp_path, "refused", identity_config(extra=levels))
     status, out, err = run("refused", f"--model-repository={tmp_path}")
-    assert status == 1 and out == "" and "default_priority_level" in err, "what no server loads is not explained"
+    assert status == 1 and out == "" and "default_priority_level" in err, (
+        "what no server loads is not explained"
+    )
 
 
 @pytest.mark.slow
