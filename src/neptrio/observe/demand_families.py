@@ -37,65 +37,47 @@ def document(row: DemandRow) -> dict[str, Any]:
     return made
 
 
+# (name, kind, what it is) of each family, in the order of the document
+FAMILIES = (
+    ("neptrio_demand_held_bytes", "gauge", "Memory of the host that models hold or are loading into"),
+    ("neptrio_demand_budget_bytes", "gauge", "Memory of the host that models may hold"),
+    ("neptrio_demand_gpu_held_bytes", "gauge", "Memory of a GPU that models hold"),
+    ("neptrio_demand_gpu_budget_bytes", "gauge", "Memory of a GPU that models may hold"),
+    ("neptrio_demand_models", "gauge", "Models that are loaded on demand, by state"),
+    ("neptrio_demand_waiting_requests", "gauge", "Requests that wait for a model to be loaded"),
+    ("neptrio_demand_hits_total", "counter", "Requests that found their model loaded"),
+    ("neptrio_demand_misses_total", "counter", "Requests that had to wait for a model to be loaded"),
+    ("neptrio_demand_loads_total", "counter", "Loads of models that are loaded on demand, by outcome"),
+    ("neptrio_demand_put_away_total", "counter", "How often models were put away"),
+)
+
+
 class DemandFamilies:
     """The families of one document: call add() for each model that was asked for and count() once, then read `families`."""
 
     def __init__(self) -> None:
-        self.families: list[Family] = []
-        gauge, counter = "gauge", "counter"
-        self._held = self._family(
-            "neptrio_demand_held_bytes", gauge, "Memory of the host that models hold or are loading into"
-        )
-        self._budget = self._family(
-            "neptrio_demand_budget_bytes", gauge, "Memory of the host that models may hold"
-        )
-        self._gpu_held = self._family(
-            "neptrio_demand_gpu_held_bytes", gauge, "Memory of a GPU that models hold"
-        )
-        self._gpu_budget = self._family(
-            "neptrio_demand_gpu_budget_bytes", gauge, "Memory of a GPU that models may hold"
-        )
-        self._models = self._family(
-            "neptrio_demand_models", gauge, "Models that are loaded on demand, by state"
-        )
-        self._waiting = self._family(
-            "neptrio_demand_waiting_requests", gauge, "Requests that wait for a model to be loaded"
-        )
-        self._hits = self._family(
-            "neptrio_demand_hits_total", counter, "Requests that found their model loaded"
-        )
-        self._misses = self._family(
-            "neptrio_demand_misses_total", counter, "Requests that had to wait for a model to be loaded"
-        )
-        self._loads = self._family(
-            "neptrio_demand_loads_total", counter, "Loads of models that are loaded on demand, by outcome"
-        )
-        self._put_away = self._family(
-            "neptrio_demand_put_away_total", counter, "How often models were put away"
-        )
-
-    def _family(self, name: str, kind: str, text: str) -> Family:
-        made = Family(name, text, kind)
-        self.families.append(made)
-        return made
+        self.families = [Family(name, text, kind) for name, kind, text in FAMILIES]
+        held, budget, gpu_held, gpu_budget, self._models, *self._of_a_model = self.families
+        self._memory = {True: (held, budget), False: (gpu_held, gpu_budget)}  # whether it is the host's
 
     def add(self, row: DemandRow) -> None:
         """Adds what one model has counted."""
+        waiting, hits, misses, loads, put_away = self._of_a_model
         of_model = ("model", row.name)
         label = pairs([of_model])
-        self._waiting.sample(label, row.waiting)
-        self._hits.sample(label, row.hits)
-        self._misses.sample(label, row.misses)
-        self._loads.sample(pairs([of_model, ("outcome", "loaded")]), row.loads)
-        self._loads.sample(pairs([of_model, ("outcome", "failed")]), row.load_failures)
-        self._put_away.sample(label, row.put_away)
+        waiting.sample(label, row.waiting)
+        hits.sample(label, row.hits)
+        misses.sample(label, row.misses)
+        loads.sample(pairs([of_model, ("outcome", "loaded")]), row.loads)
+        loads.sample(pairs([of_model, ("outcome", "failed")]), row.load_failures)
+        put_away.sample(label, row.put_away)
 
     def count(self, states: Mapping[str, int], memory: Iterable[tuple[int, int, int]]) -> None:
         """Adds what is of all models. `states`: how many are in each state; `memory`: (GPU, or -1 for the host, bytes that
         models hold there, budget)."""
         for state, count in sorted(states.items()):
             self._models.sample(pairs([("state", state)]), count)
-        for place, held, limit in memory:
+        for place, size, limit in memory:
             label = pairs([("gpu", str(place))]) if place >= 0 else ""
-            (self._gpu_held if label else self._held).sample(label, held)
-            (self._gpu_budget if label else self._budget).sample(label, limit)
+            for family, value in zip(self._memory[not label], (size, limit), strict=True):
+                family.sample(label, value)
