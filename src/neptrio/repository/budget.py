@@ -247,7 +247,6 @@ class Budget:
 
     def freed(self) -> None:
         """Memory may have come free."""
-        self._holdings.changed()
         self._line.wake()
 
     def _remember(self, record: Record) -> None:

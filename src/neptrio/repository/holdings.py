@@ -1,13 +1,10 @@
 """What loaded models hold of the memory, and what keeps each of them (repository.budget decides by that).
 
 The problem: who looks for room asks what all models hold together, and why each stays; with a thousand models the one takes
-0.2 ms and the other 20. The choice: the sum is made alone, and kept for as long as nothing begins or ends, but milliseconds at most;
-the whole list can be made in slices.
+0.2 ms and the other 20. The choice: the sum is made alone, and the whole list can be made in slices.
 
-Rules:
- 1. Loads under way count with what was reserved for them, until they are released. Models that leave count until the allocator has
-    given back what they held of this process.
- 2. Whoever changes what is held says so (changed()), before anybody asks again.
+Loads under way count with what was reserved for them, until that is released. Models that leave count until the allocator has given
+back what they held of this process.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import trio
 
 from neptrio.loop.slices import Slices
 from neptrio.repository.putting_away import HOST, Hold, Holder
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
     from neptrio.repository.model import Model
     from neptrio.repository.records import Operation, Record
     from neptrio.repository.withdrawal import Withdrawal
-
-SUM_SECONDS = 0.003  # for which a sum is not made again
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,6 @@ class Holdings:
         self._withdrawal = withdrawal
         self._reserved: dict[Operation, Sizes] = {}
         self._uses: dict[str, _Use] = {}
-        self._sums: tuple[Sizes, Sizes] = ({}, {})
-        self._summed_until = 0.0  # of trio's clock
 
     # ------------------------------------------------------------ loads under way
 
@@ -65,21 +56,14 @@ class Holdings:
     def reserve(self, operation: Operation, needs: Sizes) -> None:
         """What a load will take counts from now on."""
         self._reserved[operation] = needs
-        self.changed()
 
     def release(self, operation: Operation) -> bool:
         """Takes that back; False where there is nothing."""
-        self.changed()
         return self._reserved.pop(operation, None) is not None
-
-    def changed(self) -> None:
-        """Something holds more or less than before."""
-        self._summed_until = 0.0
 
     def forget(self, name: str) -> None:
         """A model is put away: how it was used before does not count for its next load."""
         self._uses.pop(name, None)
-        self.changed()
 
     # ------------------------------------------------------------ what is held
 
@@ -113,11 +97,7 @@ class Holdings:
         ]
 
     def total(self) -> tuple[Sizes, Sizes]:
-        """What all of them hold together, and of that what leaves: what holders() says, at a tenth of its cost, and once for
-        all who ask within milliseconds in which nothing begins or ends."""
-        now = trio.current_time()
-        if now < self._summed_until:
-            return self._sums
+        """What all of them hold together, and of that what leaves: what holders() says, at a hundredth of its cost."""
         found: Counter[int] = Counter()
         leaving: Counter[int] = Counter()
         host = 0
@@ -133,8 +113,7 @@ class Holdings:
         found[HOST] += host
         for sizes in (leaving, *self._reserved.values()):
             found.update(sizes)
-        self._summed_until, self._sums = now + SUM_SECONDS, (found, leaving)
-        return self._sums
+        return found, leaving
 
     def model(self, record: Record, serving: list[Model], now: int) -> Holder:
         """What a model of which versions serve holds."""
