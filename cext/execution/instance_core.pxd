@@ -26,6 +26,7 @@ cdef class InstanceCore(Executor):
     cdef public object line          # batches behind one that waits for copies of its inputs  # type: deque[Batch] | None
     cdef public int64_t outstanding
     cdef public int64_t owed         # requests it must still answer though their batch is back
+    cdef public bint away            # cannot execute now, and another can, or itself will: gets no batches meanwhile
     cdef public bint retired         # gets no new batches; the pool is told when it has less left to do
     cdef readonly int64_t executions
     cdef readonly int64_t inline_executions

@@ -71,6 +71,8 @@ cdef class PoolCore:
         if self.limiter is not None:
             return self._granted()
         for instance in self.instances:
+            if instance.away:
+                continue
             if instance.native:  # works on one batch at a time, and no model's code blocks it
                 room = limit if limit == 1 else limit - 1 + instance.in_advance
             else:
@@ -93,8 +95,8 @@ cdef class PoolCore:
         if tensor.nbytes <= NEAR_BYTES:
             return found
         for instance in self.instances:
-            if (instance.outstanding == (<InstanceCore>found).outstanding and not instance.backend.blocked
-                    and instance.backend.holds_body(tensor)):
+            if (instance.outstanding == (<InstanceCore>found).outstanding and not instance.away
+                    and not instance.backend.blocked                    and instance.backend.holds_body(tensor)):
                 return instance
         return found
 
@@ -105,9 +107,9 @@ cdef class PoolCore:
         that are not answered.
         """
         cdef InstanceCore instance
-        if self.limiter is not None or not self.instances:
+        if self.limiter is not None:
             return None
-        return min(self.instances, key=_promise)
+        return min([instance for instance in self.instances if not instance.away], key=_promise, default=None)
 
     cdef int64_t depth(self):
         """How many batches one instance may have under way, the executing ones included.

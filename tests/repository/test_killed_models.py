@@ -15,6 +15,7 @@ from tests.repository.test_on_demand import ENSEMBLE, document, http_infer, on_d
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.slow_models import CONFIG, MODEL, latch, loads, parameter
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -52,20 +53,31 @@ def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
                 pool.submit(own_infer, server, "m", model_version="1"),
                 pool.submit(own_infer, server, "whole", name="IN"),  # an ensemble, of which it is a step
             ]
-            until(lambda: on_demand(server, "m")["waiting"] == 3)
+            until(lambda: stats(server, "m")["live"]["accepted"] == 3)
             assert http.is_model_ready("m"), "it will be served"
             assert document(server, "/v2/models/m/ready?loaded=true")[0] == 400
             held.open()
             assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 3
-        assert on_demand(server, "m")["misses"] == 4
-        (folder / "latch").unlink()
-        with latch(folder) as held:
+
+
+def test_requests_wait_until_a_process_that_does_not_start_does(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert http_infer(http, "m") == [0, 1, 2]
+        for unloads in (False, True):
+            (folder / "broken").touch()
+            failed = server.log().count("restart of m_0 failed")
             kill(folder)
-            until(lambda: loads(folder) == 3)
+            server.until_logged("restart of m_0 failed", failed + 1)
             answer = pool.submit(own_infer, server, "m")
             until(lambda: on_demand(server, "m")["waiting"] == 1)
-            http.unload_model("m")  # who waits has it loaded again
-            held.open()
+            (folder / "broken").unlink()
+            if unloads:
+                http.unload_model("m")  # who waits has it loaded again
             assert answer.result(60) == [0, 1, 2]
         assert on_demand(server, "m")["loads"] == 2
 

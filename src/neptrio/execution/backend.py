@@ -125,6 +125,8 @@ class BackendInstance(ABC):
 
     # False while it cannot serve (its process is gone). After a change on_health() is called on the trio thread.
     healthy = True
+    # it is not healthy, and its next process is being started: batches wait for it. False again when that fails
+    returning = False
     reason = ""
     lost = False  # it will not recover: the next load replaces the model
     # its thread does not return from execute(), and its batch was answered without it: nobody waits for the thread, and
@@ -138,7 +140,7 @@ class BackendInstance(ABC):
         self._hears = listener
 
     def on_health(self) -> None:
-        """To be called on the trio thread after `healthy` has changed."""
+        """To be called on the trio thread after `healthy` or `returning` has changed."""
         if self._hears is not None:
             self._hears.health_changed()
 

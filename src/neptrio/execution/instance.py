@@ -325,6 +325,21 @@ class InstancePool(PoolCore):
         while any(instance in self.unwanted for instance in instances):
             await self.gone.wait()
 
+    def health_changed(self) -> bool:
+        """Sets which instances are `away`: those whose process is gone, while it is being started again or another instance
+        can execute. Returns whether any can take batches, now or as soon as it is back."""
+        able = any(instance.backend.healthy or instance.backend.returning for instance in self.instances)
+        freed = False
+        for instance in self.instances:
+            away = able and not instance.backend.healthy
+            freed |= instance.away and not away
+            instance.away = away
+            if away and instance.claim is not None and instance.outstanding == 0:
+                instance.claim.leave()
+        if freed:
+            self.freed()
+        return able
+
     def note_retired(self) -> None:
         """Has dispatch() check, when the loop pass ends, whether a retired instance can be finalized."""
         if self._loop_pass is not None:
@@ -362,7 +377,7 @@ class InstancePool(PoolCore):
 
     def _granted(self) -> Instance | None:
         """An idle instance that has a grant. None when there is none; then every idle instance has asked for one."""
-        idle = [instance for instance in self.instances if instance.outstanding == 0]
+        idle = [instance for instance in self.instances if instance.outstanding == 0 and not instance.away]
         for instance in idle:
             assert instance.claim is not None
             instance.claim.ask()

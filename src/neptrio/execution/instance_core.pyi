@@ -37,6 +37,7 @@ class InstanceCore(Executor):
     line: deque[Batch] | None
     outstanding: int
     owed: int
+    away: bool
     retired: bool
     @property
     def executions(self) -> int: ...

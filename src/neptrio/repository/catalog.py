@@ -286,7 +286,7 @@ class Catalog:
                 unready.add(name)
                 continue
             for row in self._rows(name).values():
-                ready = row.model is None or row.model.ready
+                ready = row.model is None or row.model.healthy
                 if not ready or not version_states.keeps_ready(row.state, row.reason):
                     unready.add(name)
                     break

@@ -12,7 +12,7 @@ Rules:
  2. Who waits has no part in the load: it goes on when they leave.
  3. A load by hand, of an ensemble's step, or one that follows an unload counts as any other.
  4. Once a model serves, those who waited are submitted before anything else can be.
- 5. A request for a model that serves, but whose process has ended and is being started again, waits like any other.
+ 5. A request for a model that is loaded, but whose process has ended and could not be started again at once, waits like any other.
 """
 
 from __future__ import annotations
@@ -473,7 +473,7 @@ class Demand:
                 if not version or record is None
                 else record.serving.get(version)
             )
-            if known is None or model is None or model.ready:
+            if known is None or model is None or model.healthy:
                 return None
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)

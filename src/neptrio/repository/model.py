@@ -49,7 +49,8 @@ class _Question:
 
     def __init__(self) -> None:
         self.answered = trio.Event()
-        self.ready = False
+        self.ready = False  # it takes requests
+        self.healthy = False  # every instance can execute
 
 
 class Model(ServedModel):
@@ -263,13 +264,21 @@ class Model(ServedModel):
         groups.take_over(self.config, config)
         self.pool.exchange(added, retired)
         self.health_changed()
-        self.pass_soon()
 
     def health_changed(self) -> None:
-        """Updates `ready`: a model is ready when all of its instances are healthy. Called when one changes."""
+        """Updates `ready` and `healthy`. Called when an instance's health changes.
+
+        A model with an instance that can execute, or is about to, takes requests. One with sequences, each of which belongs
+        to an instance, does so only where that is true of all."""
+        able = self.pool.health_changed()
         if self._serving:
-            self.ready = all(i.backend.healthy for i in self.pool.instances)
+            backends = [instance.backend for instance in self.pool.instances]
+            self.healthy = all(backend.healthy for backend in backends)
+            if self.config.HasField("sequence_batching"):
+                able = all(backend.healthy or backend.returning for backend in backends)
+            self.ready = able or not backends
             self.on_ready()
+        self.pass_soon()
 
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
         """A backend has reported the durations of a response itself."""
@@ -298,7 +307,7 @@ class Model(ServedModel):
         A caller who comes while an answer is awaited waits for the same one, even if the caller who asked has given
         up: a model that hangs must not take a thread with every question.
         """
-        if not self.ready:
+        if not self.healthy:
             return False
         asked = [
             i.backend for i in self.pool.instances if type(i.backend).is_ready is not BackendInstance.is_ready
@@ -337,11 +346,11 @@ class Model(ServedModel):
 
     def withdraw(self) -> None:
         """Refuses new requests; drain() and stop() follow."""
-        self._serving = self.ready = False
+        self._serving = self.ready = self.healthy = False
 
     async def drain(self) -> None:
         """Returns when all accepted requests are answered."""
-        self._serving = self.ready = False
+        self._serving = self.ready = self.healthy = False
         if self.scheduler is not None:
             self.scheduler.stop()
         while self.inflight:
@@ -352,7 +361,7 @@ class Model(ServedModel):
 
     async def stop(self) -> None:
         """Finalizes every instance and unloads the backend."""
-        self._serving = self.ready = False
+        self._serving = self.ready = self.healthy = False
         with trio.move_on_after(BATCHES_SECONDS):
             await self._batches_back()
         if self.scheduler is not None:

@@ -189,7 +189,7 @@ class Record:
         how long that took (our extension)."""
         for version, row in sorted(self.rows.items()):
             state, reason = row.state.shown, row.reason
-            if row.state.serves and row.model is not None and not row.model.ready:
+            if row.state.serves and row.model is not None and not row.model.healthy:
                 state, reason = "UNAVAILABLE", row.model.reason  # an instance is broken, or being restarted
             entry: dict[str, Any] = {"name": self.name, "version": str(version), "state": state}
             if reason:
@@ -209,7 +209,7 @@ class Record:
                 version,
                 row.state,
                 row.reason,
-                None if row.model is None or row.model.ready else row.model.reason,
+                None if row.model is None or row.model.healthy else row.model.reason,
             )
             for version, row in self.rows.items()
         ] or [(0, State.NEW, self.problem, None)]

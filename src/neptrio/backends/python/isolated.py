@@ -186,13 +186,12 @@ class IsolatedInstance(BackendInstance):
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
+            self.healthy, self.returning, self.reason = True, False, ""
         self._completions.post(OnLoop(lambda: self._begins(session)))
         self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
         self.wants_sequence_end = answer["sequence_end"]
         self.exclusive = answer["exclusive"] is True
-        self.healthy = not process.ended.is_set()
-        self.reason = ""
-        if not self.healthy:  # it died between its answer and here
+        if process.ended.is_set():  # it died between its answer and here
             self._ended(process)
 
     def process(self) -> tuple[int, int, int, int, int] | None:
@@ -226,6 +225,11 @@ class IsolatedInstance(BackendInstance):
                 self._host.forget()
                 asked, self._asked = self._asked, {}
         if serving:
+            if session is not None and session.process is process and session.end.answers:
+                self._pause = 0.0
+            elif time.monotonic() - self._started_at > STEADY_SECONDS:
+                self._pause = FIRST_PAUSE
+            self.returning = self._pause <= FIRST_PAUSE and not self._stopping.is_set()
             self.healthy = False
             self.reason = self._cause
             if self.memory_rows:
@@ -239,10 +243,6 @@ class IsolatedInstance(BackendInstance):
             for answer in asked.values():
                 answer(False)
             if not self._stopping.is_set():
-                if session is not None and session.process is process and session.end.answers:
-                    self._pause = 0.0
-                elif time.monotonic() - self._started_at > STEADY_SECONDS:
-                    self._pause = FIRST_PAUSE
                 # only now: finalize() may wait for it at once
                 self._supervisor = threads.start_surely(
                     self._restart, process, name=f"{self.name}-supervisor"
@@ -266,13 +266,17 @@ class IsolatedInstance(BackendInstance):
                 log.error("restart of %s failed: %s", self.name, error)
                 self._cause = f"the model instance '{self.name}' could not be restarted: {text_of(error)}"
                 self.reason = self._cause
+                self.returning = False
                 self._completions.post(OnLoop(self._give_up))
+                self._completions.post(OnLoop(self.on_health))
                 continue
             self._restarts += 1
             log.warning("%s runs again", self.name)
             self._completions.post(OnLoop(self.on_health))
             return
+        self.returning = False
         self._completions.post(OnLoop(self._give_up))
+        self._completions.post(OnLoop(self.on_health))
 
     def finalize(self) -> None:
         self.abort()  # ends a restart, too

@@ -1,0 +1,217 @@
+"""Requests that arrive while a model's process is being started again: another instance executes them, or they wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient import http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.python.models import config, python_model
+from tests.support.server import ServerProcess
+from tests.support.slow_models import latch, loads
+from tests.support.statistics import stats
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+# answers with the number of its process
+MODEL = """
+import os
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = args["model_repository"]
+        with open(folder + "/loads", "a") as loads:
+            loads.write("x")
+        if os.path.exists(folder + "/latch"):
+            with open(folder + "/latch") as held:
+                held.read()
+        if os.path.exists(folder + "/broken"):
+            raise ValueError("the weights are broken")
+
+    def execute(self, requests):
+        pid = np.array([os.getpid()], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pid)]) for _ in requests]
+"""
+TWO = "instance_group { count: 2 kind: KIND_CPU }\n"
+SEQUENCES = """sequence_batching { control_input { name: "START"
+  control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }
+"""
+
+
+@contextmanager
+def served(repository: Path, *flags: str, extra: str = "") -> Iterator[tuple[ServerProcess, Path]]:
+    """A server with a model `m`, and the model's folder."""
+    folder = python_model(repository, "m", MODEL, config("IN:TYPE_FP32:1", "OUT:TYPE_INT32:1", 0, extra))
+    with ServerProcess(repository, *flags, failures="SIGKILL|the weights are broken|'m'") as server:
+        yield server, folder
+
+
+def asked(server: ServerProcess, **options: Any) -> int:
+    """The number of the process that has answered."""
+    given = httpclient.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.zeros(1, np.float32))
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        return int(client.infer("m", [given], **options).as_numpy("OUT")[0])
+
+
+def processes(server: ServerProcess) -> list[int]:
+    return [row["pid"] for row in stats(server, "m")["processes"]]
+
+
+def accepted(server: ServerProcess) -> int:
+    return int(stats(server, "m")["live"]["accepted"])
+
+
+def ready(server: ServerProcess) -> bool:
+    with httpclient.InferenceServerClient(server.http) as client:
+        return bool(client.is_model_ready("m"))
+
+
+def state(server: ServerProcess) -> dict[str, Any]:
+    with httpclient.InferenceServerClient(server.http) as client:
+        (row,) = client.get_model_repository_index()
+        return dict(row)
+
+
+def test_they_wait_for_the_next_process(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, folder), ThreadPoolExecutor(3) as pool:
+        old = asked(server)
+        with latch(folder) as held:
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 2)
+            until(lambda: not ready(server))
+            assert state(server)["state"] == "UNAVAILABLE"
+            assert "SIGKILL" in state(server)["reason"]
+            answers = [pool.submit(asked, server) for _ in range(3)]
+            until(lambda: accepted(server) == 3)
+            assert not any(answer.done() for answer in answers)
+            held.open()
+            (new,) = {answer.result(60) for answer in answers}
+        assert new != old
+        assert processes(server) == [new]
+        until(lambda: ready(server))
+        assert asked(server) == new
+
+
+def test_the_queue_policy_holds_meanwhile(tmp_path: Path) -> None:
+    batching = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }\n"
+    folder = python_model(tmp_path, "m", MODEL, config("IN:TYPE_FP32:1", "OUT:TYPE_INT32:1", 4, batching))
+    given = httpclient.InferInput("IN", [1, 1], "FP32")
+    given.set_data_from_numpy(np.zeros((1, 1), np.float32))
+    with (
+        ServerProcess(tmp_path, failures="SIGKILL") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        (old,) = processes(server)
+        with latch(folder):
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 2)
+            until(lambda: not ready(server))
+            with pytest.raises(InferenceServerException, match="Request timeout expired"):
+                client.infer("m", [given])
+        until(lambda: ready(server))
+
+
+def test_another_instance_executes_them(tmp_path: Path) -> None:
+    with served(tmp_path, extra=TWO) as (server, folder):
+        first, second = processes(server)
+        with latch(folder) as held:
+            os.kill(first, signal.SIGKILL)
+            until(lambda: loads(folder) == 3)
+            until(lambda: not ready(server))
+            assert {asked(server) for _ in range(20)} == {second}
+            held.open()
+            until(lambda: ready(server))
+        third = (set(processes(server)) - {second}).pop()
+        assert third != first
+        with ThreadPoolExecutor(8) as pool:  # and then both do
+
+            def both() -> bool:
+                return set(pool.map(lambda _: asked(server), range(16))) == {second, third}
+
+            until(both)
+
+
+def test_an_instance_that_does_not_come_back_gets_none(tmp_path: Path) -> None:
+    with served(tmp_path, extra=TWO) as (server, folder):
+        first, second = processes(server)
+        (folder / "broken").touch()
+        os.kill(first, signal.SIGKILL)
+        server.until_logged("failed: ValueError: the weights are broken")
+        assert not ready(server)
+        assert {asked(server) for _ in range(20)} == {second}
+        (folder / "broken").unlink()
+        until(lambda: ready(server))
+
+
+def test_they_fail_with_the_reason_when_the_next_process_does_not_start(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, folder), ThreadPoolExecutor(1) as pool:
+        old = asked(server)
+        with latch(folder) as held:
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 2)
+            until(lambda: not ready(server))
+            answer: Future[int] = pool.submit(asked, server)
+            until(lambda: accepted(server) == 1)
+            (folder / "broken").touch()
+            held.open()
+            with pytest.raises(InferenceServerException, match="the weights are broken"):
+                answer.result(60)
+        with pytest.raises(InferenceServerException, match="is not at ready state") as refused:
+            asked(server)
+        assert refused.value.status() == "503"
+        (folder / "broken").unlink()
+        until(lambda: ready(server))
+        assert asked(server) != old
+
+
+@pytest.mark.parametrize("flags", [(), ("--rate-limit=execution_count",)])
+def test_an_unload_answers_them_first(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with (
+        served(tmp_path, "--model-control-mode=explicit", "--load-model=m", *flags) as (server, folder),
+        httpclient.InferenceServerClient(server.http) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        old = asked(server)
+        with latch(folder) as held:
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 2)
+            until(lambda: not ready(server))
+            answer = pool.submit(asked, server)
+            until(lambda: accepted(server) == 1)
+            client.unload_model("m")
+            held.open()
+            assert answer.result(60) != old
+        until(lambda: state(server)["state"] == "UNAVAILABLE" and state(server)["reason"] == "unloaded")
+
+
+def test_a_model_of_sequences_waits_for_all_of_its_instances(tmp_path: Path) -> None:
+    """A sequence belongs to an instance, so no other can execute its requests."""
+    with served(tmp_path, extra=TWO + SEQUENCES) as (server, folder), ThreadPoolExecutor(1) as pool:
+        old = asked(server, sequence_id=1, sequence_start=True)
+        with latch(folder) as held:
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 3)
+            until(lambda: not ready(server))
+            answer = pool.submit(asked, server, sequence_id=1)
+            until(lambda: accepted(server) == 1)
+            held.open()
+            new = answer.result(60)
+        assert new != old
+        assert new in processes(server)
+        (folder / "broken").touch()
+        os.kill(new, signal.SIGKILL)
+        server.until_logged("failed: ValueError: the weights are broken")
+        with pytest.raises(InferenceServerException, match="is not at ready state"):
+            asked(server, sequence_id=2, sequence_start=True)
