@@ -52,6 +52,7 @@ def events(rows: Any, backlog: Any, bounds: Bounds) -> Iterator[Event]:
         for slot, p in enumerate(held):
             if not p:
                 continue
+            yield ("lose", i, slot)
             if p[1]:
                 yield ("finish", i, slot)
                 yield ("requeue", i, slot)
@@ -116,7 +117,9 @@ class Step:
     def account(self, before: dict[Sequence, list[Request]], effects: list[tuple[int, Any]]) -> None:
         """Every request is where it was, or went where it may, once; its neighbours did not move."""
         ended = [subject for kind, subject in effects if kind == slots.ENDED]
-        gone = [subject for kind, subject in effects if kind in (slots.CANCELLED, slots.TIMED_OUT)]
+        gone = [
+            subject for kind, subject in effects if kind in (slots.CANCELLED, slots.TIMED_OUT, slots.LOST)
+        ]
         gone += self.finished
         drained = [subject for kind, subject in effects if kind == slots.DRAINED]
         known = 0
@@ -261,6 +264,20 @@ class Step:
             assert not sequence.waiting and sequence.state in (transitions.ENDING, transitions.GONE)
         else:
             assert sequence.state in (transitions.ACTIVE, transitions.ENDING)
+        return True
+
+    def do_lose(self, instance: int, slot: int) -> bool:
+        """The instance's process ends, and of its sequences this one has begun."""
+        sequence = self.run_at(instance, slot)
+        for other in self.table.slots[instance]:
+            if other is not None:
+                other.started = other is sequence
+        in_flight = sequence.in_flight
+        self.maybe(sequence, "lost")
+        self.leaves.add(instance)
+        self.table.lose(instance, self.now)
+        assert not sequence.waiting and sequence.in_flight is in_flight
+        assert sequence.state == (transitions.GONE if in_flight is None else transitions.ENDING)
         return True
 
     def do_idle(self) -> bool:

@@ -180,7 +180,7 @@ def test_what_makes_a_model_unready_is_shown_at_once(server: EmbeddedServer) -> 
         return [row.decode() for row in rows["json False"][0] if b'"idle"' in row]
 
     def ready(value: bool) -> None:
-        model.ready = value
+        model.healthy = value
 
     assert states() == ['{"name":"idle","version":"1","state":"READY"}']
     server.ask(ready, False)

@@ -91,6 +91,8 @@ class InstanceListener(Protocol):
 
     def health_changed(self) -> None: ...
 
+    def state_lost(self, backend: BackendInstance, error: TritonError) -> None: ...
+
     def memory_changed(self) -> None: ...
 
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None: ...
@@ -143,6 +145,11 @@ class BackendInstance(ABC):
         """To be called on the trio thread after `healthy` or `returning` has changed."""
         if self._hears is not None:
             self._hears.health_changed()
+
+    def on_state_lost(self, error: TritonError) -> None:
+        """To be called on the trio thread when what the model has kept in its process is gone, for that reason."""
+        if self._hears is not None:
+            self._hears.state_lost(self, error)
 
     def on_memory(self) -> None:
         """To be called on the trio thread after Backend.memory_usage() has changed."""

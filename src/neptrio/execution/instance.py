@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from neptrio.config.groups import Placement
+from neptrio.errors import TritonError
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.input_fetch import InputFetch
@@ -208,7 +209,7 @@ class Instance(InstanceCore):
         )
 
 
-def _nobody(instance: Instance) -> None:
+def _nobody(instance: Instance, error: TritonError | None = None) -> None:
     """Nobody keeps a record per instance."""
 
 
@@ -229,6 +230,8 @@ class InstancePool(PoolCore):
         # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
         self.on_added: Callable[[Instance], None] = _nobody
         self.on_retired: Callable[[Instance], None] = _nobody
+        # its process is gone, with what it kept
+        self.on_lost: Callable[[Instance, TritonError], None] = _nobody
         self.gone = (
             trio.Event()
         )  # set when a retired instance has been finalized; each time there is a new event
@@ -287,7 +290,7 @@ class InstancePool(PoolCore):
             self.drop(instance)
         self.instances, self.passive, self.retiring = [], [], []
         self.on_free = self.on_finished = None  # type: ignore[assignment]
-        self.on_added = self.on_retired = _nobody
+        self.on_added = self.on_retired = self.on_lost = _nobody
         self._tell_gone()
 
     @property
@@ -329,15 +332,11 @@ class InstancePool(PoolCore):
         """Sets which instances are `away`: those whose process is gone, while it is being started again or another instance
         can execute. Returns whether any can take batches, now or as soon as it is back."""
         able = any(instance.backend.healthy or instance.backend.returning for instance in self.instances)
-        freed = False
         for instance in self.instances:
-            away = able and not instance.backend.healthy
-            freed |= instance.away and not away
-            instance.away = away
-            if away and instance.claim is not None and instance.outstanding == 0:
+            instance.away = able and not instance.backend.healthy
+            if instance.away and instance.claim is not None and instance.outstanding == 0:
                 instance.claim.leave()
-        if freed:
-            self.freed()
+        self.freed()  # or one is given up, and what waits for it is to fail
         return able
 
     def note_retired(self) -> None:

@@ -359,7 +359,7 @@ class Budget:
         except threads.NoThread:
             return
         for model in grown:
-            if model.ready:
+            if model.healthy:
                 model.memory_changed()
 
     def _processes(self) -> Iterator[Model]:

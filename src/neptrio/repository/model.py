@@ -49,8 +49,7 @@ class _Question:
 
     def __init__(self) -> None:
         self.answered = trio.Event()
-        self.ready = False  # it takes requests
-        self.healthy = False  # every instance can execute
+        self.ready = False
 
 
 class Model(ServedModel):
@@ -99,6 +98,8 @@ class Model(ServedModel):
         self._idle = trio.Event()
         self.on_idle = None
         self._serving = False
+        # of a model that serves: it takes requests (`ready`), and every instance can execute now
+        self.ready = self.healthy = False
         # called after `ready` of a model that serves has changed
         self.on_ready: Callable[[], None] = lambda: None
         self.stuck = False  # initialize() hangs, so nobody can wait for stop()
@@ -279,6 +280,12 @@ class Model(ServedModel):
             self.ready = able or not backends
             self.on_ready()
         self.pass_soon()
+
+    def state_lost(self, backend: BackendInstance, error: TritonError) -> None:
+        """What an instance has kept in its process is gone."""
+        for instance in self.pool.instances + self.pool.retiring:
+            if instance.backend is backend:
+                self.pool.on_lost(instance, error)
 
     def response_measured(self, place: int, outcome: int, computing_ns: int, output_ns: int) -> None:
         """A backend has reported the durations of a response itself."""

@@ -94,6 +94,7 @@ class SequenceScheduler(Scheduler):
         model.state_outputs = self.state.output_names
         self._made = self.controls.names | self.state.names
         self._server_ids = itertools.count(1)
+        self._loss: TritonError | None = None  # why the state of sequences was lost last
         self._stopping = False
         self.delay_ns = config.delay_ns  # 0 once the server is about to exit
         self._timer: Timer | None = None
@@ -106,6 +107,7 @@ class SequenceScheduler(Scheduler):
         pool.on_free = self._freed
         pool.on_added = self._added
         pool.on_retired = self._retired
+        pool.on_lost = self._lost
 
     # ------------------------------------------------------------ coming in
 
@@ -182,7 +184,7 @@ class SequenceScheduler(Scheduler):
     def dispatch(self, now_ns: int) -> None:
         waiting = self.table.waiting
         for index, instance in enumerate(self._instances):
-            if instance is None:
+            if instance is None or instance.backend.returning:
                 continue
             in_line = bool(waiting[index]) and self.form(index, instance, now_ns)
             if instance.claim is not None and not in_line:
@@ -241,6 +243,15 @@ class SequenceScheduler(Scheduler):
         instance.kept = True
         self.table.retire_instance(self._instances.index(instance))
         self._act()
+
+    def _lost(self, instance: Instance, error: TritonError) -> None:
+        """The instance's process has ended, and with it the state of its sequences, but for what the server keeps."""
+        if self.state:
+            return
+        self._loss = error
+        self.table.lose(self._instances.index(instance), monotonic_ns())
+        self._act()
+        self._loop.loop_pass.soon()
 
     def _wait_until(self, when_ns: int) -> None:
         """Has dispatch() called at `when_ns` or earlier."""
@@ -347,6 +358,8 @@ class SequenceScheduler(Scheduler):
                 self._drained(subject)
             elif kind == slots.CANCELLED:
                 complete(subject, InferResponse(None, Cancelled()), True)
+            elif kind == slots.LOST:
+                complete(subject, InferResponse(None, self._loss), True)
             else:
                 error = Unavailable(
                     "timeout of the corresponding sequence has been expired", reason=Reason.REJECTED

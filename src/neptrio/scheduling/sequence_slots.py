@@ -23,7 +23,9 @@ Rules (E1.n is docs/protocol/rules.md):
  9. `timeout` of a request counts in the backlog only; the earliest one of a sequence rejects all its
     requests (E1.8).
 10. A refused request changes nothing.
-11. A retired instance gives no slot again; its sequences stay until they end, and it is forgotten,
+11. A sequence whose state is lost with its instance's process ends, and its waiting requests are refused: nothing could
+    continue it rightly.
+12. A retired instance gives no slot again; its sequences stay until they end, and it is forgotten,
     once, when the last of them has gone (E1.15). Its index is then another instance's to have.
 """
 
@@ -48,6 +50,7 @@ from neptrio.scheduling.sequence_transitions import (
     GONE,
     IDLE,
     ISSUE,
+    LOSE,
     REASONS,
     REQUEST,
     SLOT,
@@ -59,7 +62,7 @@ from neptrio.scheduling.sequence_transitions import (
 )
 
 # kinds of effects
-CANCELLED, TIMED_OUT, ENDED, DRAINED = range(4)
+CANCELLED, TIMED_OUT, LOST, ENDED, DRAINED = range(5)
 
 
 # what a live sequence is found by: its id; with its owner's name in front where clients say who they are
@@ -229,6 +232,13 @@ class SlotTable:
             return False
         self.apply(sequence, event, now_ns)
         return True
+
+    def lose(self, instance: int, now_ns: int) -> None:
+        """The state of the sequences that an instance has been given requests of is gone (rule 11)."""
+        for sequence in list(self.slots[instance]):
+            if sequence is not None and sequence.started:
+                sequence.started = False  # whoever comes in the place of what is gone has not heard of it
+                self.apply(sequence, LOSE, now_ns)
 
     def expire(self, now_ns: int) -> None:
         """Ends sequences that were idle for too long and rejects requests that waited for too long."""
@@ -452,6 +462,9 @@ class SlotTable:
 
     def _reject_waiting(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         self._drop_waiting(sequence, TIMED_OUT)
+
+    def _lose_waiting(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        self._drop_waiting(sequence, LOST)
 
     def _drop_waiting(self, sequence: Sequence, effect: int) -> None:
         for request in sequence.waiting or ():

@@ -17,7 +17,21 @@ from __future__ import annotations
 WAITING, WAITING_ENDED, ACTIVE, ENDING, GONE = range(5)
 STATE_NAMES = ("WAITING", "WAITING_ENDED", "ACTIVE", "ENDING", "GONE")
 
-REQUEST, END, SLOT, ISSUE, FINISH, CANCEL, TIMEOUT, IDLE, EVICT, DISCONNECT, CLOSE, EMPTY = range(12)
+(
+    REQUEST,
+    END,
+    SLOT,
+    ISSUE,
+    FINISH,
+    CANCEL,
+    TIMEOUT,
+    IDLE,
+    EVICT,
+    DISCONNECT,
+    LOSE,
+    CLOSE,
+    EMPTY,
+) = range(13)
 EVENT_NAMES = (
     "REQUEST",
     "END",
@@ -29,6 +43,7 @@ EVENT_NAMES = (
     "IDLE",
     "EVICT",
     "DISCONNECT",
+    "LOSE",
     "CLOSE",
     "EMPTY",
 )
@@ -54,10 +69,12 @@ TRANSITIONS: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {
     (ACTIVE, IDLE): (ENDING, ("unmap", "stop_idle", "settle")),
     (ACTIVE, EVICT): (ENDING, ("unmap", "stop_idle", "settle")),
     (ACTIVE, DISCONNECT): (ENDING, ("unmap", "stop_idle", "settle")),
+    (ACTIVE, LOSE): (ENDING, ("unmap", "stop_idle", "lose_waiting", "settle")),
     (ACTIVE, CLOSE): (ENDING, ("unmap", "stop_idle", "settle")),
     (ENDING, ISSUE): (ENDING, ("take",)),
     (ENDING, FINISH): (ENDING, ("land", "offer", "settle")),
     (ENDING, CANCEL): (ENDING, ("cancel_waiting", "settle")),
+    (ENDING, LOSE): (ENDING, ("lose_waiting", "settle")),
     (ENDING, EMPTY): (GONE, ("release",)),
 }
 
@@ -69,5 +86,6 @@ REASONS = {
     TIMEOUT: "cancelled",
     DISCONNECT: "cancelled",
     EVICT: "evicted",
+    LOSE: "lost",
     CLOSE: "unloaded",
 }

@@ -44,7 +44,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pid)]) for _ in requests]
 """
 TWO = "instance_group { count: 2 kind: KIND_CPU }\n"
-SEQUENCES = """sequence_batching { control_input { name: "START"
+SEQUENCES = """sequence_batching { max_sequence_idle_microseconds: 60000000 control_input { name: "START"
   control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }
 """
 
@@ -199,12 +199,12 @@ def test_an_unload_answers_them_first(tmp_path: Path, flags: tuple[str, ...]) ->
 def test_a_model_of_sequences_waits_for_all_of_its_instances(tmp_path: Path) -> None:
     """A sequence belongs to an instance, so no other can execute its requests."""
     with served(tmp_path, extra=TWO + SEQUENCES) as (server, folder), ThreadPoolExecutor(1) as pool:
-        old = asked(server, sequence_id=1, sequence_start=True)
+        old = asked(server, sequence_id=1, sequence_start=True, sequence_end=True)
         with latch(folder) as held:
             os.kill(old, signal.SIGKILL)
             until(lambda: loads(folder) == 3)
             until(lambda: not ready(server))
-            answer = pool.submit(asked, server, sequence_id=1)
+            answer = pool.submit(asked, server, sequence_id=1, sequence_start=True)
             until(lambda: accepted(server) == 1)
             held.open()
             new = answer.result(60)
@@ -215,3 +215,98 @@ def test_a_model_of_sequences_waits_for_all_of_its_instances(tmp_path: Path) -> 
         server.until_logged("failed: ValueError: the weights are broken")
         with pytest.raises(InferenceServerException, match="is not at ready state"):
             asked(server, sequence_id=2, sequence_start=True)
+
+
+STATE = """state { input_name: "SUM" output_name: "SUM_NOW" data_type: TYPE_FP32 dims: [ 1 ]
+  initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
+"""
+SUMS = """
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            kept = pb_utils.get_input_tensor_by_name(request, "SUM")
+            before = self.sums.get(request.correlation_id(), 0) if kept is None else kept.as_numpy()
+            self.sums[request.correlation_id()] = now = before + value
+            outputs = [pb_utils.Tensor("OUT", now.reshape(1)), pb_utils.Tensor("SUM_NOW", now.reshape(1))]
+            answers.append(pb_utils.InferenceResponse(outputs[: 1 + (kept is not None)]))
+        return answers
+"""
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_sequences_end_with_the_process_that_keeps_their_state(
+    tmp_path: Path, implicit: bool, strategy: str
+) -> None:
+    extra = SEQUENCES.rstrip()[:-1] + strategy + " {} " + (STATE if implicit else "") + "}\n"
+    python_model(tmp_path, "m", SUMS, config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 0, extra))
+
+    def add(value: float, id: int, **options: Any) -> float:
+        given = httpclient.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.full(1, value, np.float32))
+        return float(client.infer("m", [given], sequence_id=id, **options).as_numpy("OUT")[0])
+
+    with (
+        ServerProcess(tmp_path, failures="SIGKILL") as server,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+    ):
+        assert add(1, 7, sequence_start=True) == 1
+        assert add(2, 7) == 3
+        os.kill(processes(server)[0], signal.SIGKILL)
+        server.until_logged("m_0 runs again")
+        if implicit:
+            assert add(3, 7) == 6
+        else:
+            with pytest.raises(
+                InferenceServerException, match="sequence 7 to model 'm' must specify the START"
+            ):
+                add(3, 7)
+            assert add(4, 7, sequence_start=True) == 4
+            assert add(5, 7, sequence_end=True) == 9
+
+
+CALLS_ITSELF = MODEL.replace(
+    "        pid =",
+    """        if requests[0].parameters().find("self") >= 0:
+            inner = pb_utils.InferenceRequest(
+                model_name="m", requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", np.zeros(1, np.float32))]
+            )
+            answer = inner.exec()
+            if answer.has_error():
+                error = pb_utils.TritonError(answer.error().message())
+                return [pb_utils.InferenceResponse([], error) for _ in requests]
+        pid =""",
+)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_call_of_its_own_model_does_not_wait_for_an_instance_that_is_given_up(
+    tmp_path: Path, queued: bool
+) -> None:
+    assert CALLS_ITSELF != MODEL
+    folder = python_model(tmp_path, "m", CALLS_ITSELF, config("IN:TYPE_FP32:1", "OUT:TYPE_INT32:1", 0, TWO))
+    failures = "SIGKILL|the weights are broken|wait for itself"
+    with ServerProcess(tmp_path, failures=failures) as server, ThreadPoolExecutor(1) as pool:
+        first, second = processes(server)
+        with latch(folder) as held:
+            os.kill(first, signal.SIGKILL)
+            until(lambda: loads(folder) == 3)
+            until(lambda: not ready(server))
+            if queued:
+                answer = pool.submit(asked, server, parameters={"self": True})
+                until(lambda: accepted(server) == 2)
+            (folder / "broken").touch()
+            held.open()
+        server.until_logged("failed: ValueError: the weights are broken")
+        if not queued:
+            answer = pool.submit(asked, server, parameters={"self": True})
+        with pytest.raises(InferenceServerException, match="would wait for itself"):
+            answer.result(60)
+        assert asked(server) == second

@@ -215,6 +215,9 @@ class TritonPythonModel:
         if self._lost and not self._under_way:
             self._loop.call_soon(_leave)  # when the last answer is on its way
 
+    def state_lost(self, backend: BackendInstance, error: TritonError) -> None:
+        pass  # it would be lost with this process
+
     def memory_changed(self) -> None:
         if self._host is not None:
             self._host.holds_memory(self._backend.memory_usage())

@@ -9,7 +9,8 @@ Rules:
  2. A call is made for a request that the model executes, if that is known: the one whose trace the call carries, or
     else the only request of the batch. If that request is cancelled, the call is cancelled too.
  3. A call that would wait for itself is refused at once. That is the case when each instance that could execute it
-    waits, directly or through other calls, for the instance that makes it.
+    waits, directly or through other calls, for the instance that makes it. It is looked for again when an instance's next
+    process could not be started.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ class OnLoop(WorkItem):
 def _instances(model: Any) -> list[Any]:
     """The instances of a model that a call is made to; none while it is still loaded on demand."""
     return [] if isinstance(model, Absent) else list(model.pool.instances)
+
+
+def refuse_circles() -> None:
+    """An instance gets no more batches for now: refuses the calls that wait for themselves without it. Trio thread."""
+    for call in list(waits.values()):
+        call.refuse_circle()
 
 
 def _nobody(response: Any, final: bool) -> None:
@@ -115,6 +122,7 @@ class Call(Responder):
         self._sizes: deque[int] = deque()  # of the responses that wait, in order
         self._room: list[Callable[[], None]] = []
         self._followed: Followers | None = None  # of the request that this one is cancelled with
+        self._circle = False
         request.responder = self
 
     def submit(self) -> None:
@@ -131,12 +139,8 @@ class Call(Responder):
             if self._instance is not None:
                 waits[self._instance] = self
                 instances = _instances(model)
-                if instances and instances[0] in waits and self._never_ends({self}):
-                    raise Unavailable(
-                        f"the request of '{self._instance.name}' to model '{request.model_name}' would wait for "
-                        "itself: every instance of that model waits for this one; give it more instances, or "
-                        "await async_exec in an async execute()"
-                    )
+                if instances and (instances[0] in waits or instances[0].away) and self._never_ends({self}):
+                    raise self._circular()
                 self._instance.backend.blocked = True
             self._services.foreign_inputs.submit(self._services.admission, request, self._refused)
         except TritonError as error:
@@ -165,6 +169,20 @@ class Call(Responder):
         """Converts a response to the form that `deliver` expects."""
         return convert.received(response)
 
+    def _circular(self) -> TritonError:
+        assert self._instance is not None
+        return Unavailable(
+            f"the request of '{self._instance.name}' to model '{self._request.model_name}' would wait for "
+            "itself: every instance of that model waits for this one; give it more instances, or "
+            "await async_exec in an async execute()"
+        )
+
+    def refuse_circle(self) -> None:
+        """Cancels the request if it waits for this call to end (rule 3)."""
+        if self._request.batch is None and self._never_ends({self}):
+            self._circle = True
+            self._services.admission.cancel(self._request)
+
     def _never_ends(self, seen: set[Call]) -> bool:
         """True if every instance that could execute the request waits, in a circle, for this call (rule 3)."""
         request = self._request
@@ -175,6 +193,8 @@ class Call(Responder):
         for instance in instances:
             call = waits.get(instance)
             if call is None:
+                if instance.away and not instance.backend.returning:  # nothing waits for it
+                    continue
                 return False
             if call not in seen:
                 seen.add(call)
@@ -198,6 +218,8 @@ class Call(Responder):
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if final:
             self._resumed()
+        if self._circle:
+            response = InferResponse(None, self._circular())
         try:
             if response.null:
                 self._hand(None, final)

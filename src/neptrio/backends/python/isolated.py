@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from neptrio.backends.python.bls import OnLoop
+from neptrio.backends.python.bls import OnLoop, refuse_circles
 from neptrio.backends.python.execute_timeout import ExecuteTimeout
 from neptrio.backends.python.initialize_lock import InitializeLock
 from neptrio.backends.python.instance import ASYNC_CAPACITY
@@ -268,7 +268,6 @@ class IsolatedInstance(BackendInstance):
                 self.reason = self._cause
                 self.returning = False
                 self._completions.post(OnLoop(self._give_up))
-                self._completions.post(OnLoop(self.on_health))
                 continue
             self._restarts += 1
             log.warning("%s runs again", self.name)
@@ -276,7 +275,6 @@ class IsolatedInstance(BackendInstance):
             return
         self.returning = False
         self._completions.post(OnLoop(self._give_up))
-        self._completions.post(OnLoop(self.on_health))
 
     def finalize(self) -> None:
         self.abort()  # ends a restart, too
@@ -383,13 +381,19 @@ class IsolatedInstance(BackendInstance):
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
-            self.begin(batch)
+            try:
+                self.begin(batch)
+            except Exception as refused:
+                self._fail(batch, self.describe_failure(refused))
 
     def _give_up(self) -> None:
+        """The next process could not be started. Trio thread."""
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             self._fail(batch, self._failure())
+        self.on_health()
+        refuse_circles()
 
     def _session_over(self, session: ProcessSession) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""
@@ -411,6 +415,7 @@ class IsolatedInstance(BackendInstance):
             self._completions.post(ResponseDelivery(request, InferResponse(None, error), True, None))
         for call in list(session.calls.values()):
             call.drop()
+        self.on_state_lost(error)
 
     def _bound_to(self, session: ProcessSession, batch: Batch) -> bool:
         """Whether a batch cannot be given to the next process: the state of its sequence is gone, or its bytes lie
