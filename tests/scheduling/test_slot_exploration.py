@@ -195,7 +195,7 @@ def walk(bounds: Bounds, seen: dict[Key, tuple[int, ...]]) -> None:
     table = SlotTable(bounds.instances, bounds.per_instance, FAR, bounds.oldest)
     now = NOW
     visited = set()
-    for _ in range(5000):
+    for _ in range(8000):
         rows, backlog = raw(table)
         event = chance.choice(list(events(rows, backlog, bounds)))
         step = Step(table, bounds, now)
