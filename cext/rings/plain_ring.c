@@ -41,10 +41,12 @@ EXPORTED int plain_peek(ring_t *ring, entry_t *entry) {
     return 1;
 }
 
-/* the entry that was peeked at is done with */
-EXPORTED void plain_advance(ring_t *ring) {
+/* the entry that was peeked at when `own` was the index is done with: 1; 0 when it had been passed already */
+EXPORTED int plain_advance(ring_t *ring, uint64_t own) {
+    if (ring->own != own) return 0;
     ring->own += 1;
     SHARED_STORE64(ring->base + LINE, ring->own);
+    return 1;
 }
 
 /* whether something waits */

@@ -460,6 +460,36 @@ def test_who_copies_a_large_batch(size: int, by_thread: int) -> None:
         pair.close()
 
 
+class Later:
+    """Copies when the test says so."""
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+
+    def submit(self, copy: Any) -> None:
+        self.copies.append(copy)
+
+
+@pytest.mark.parametrize("how", ["ended", "returned"])
+def test_a_copy_outlives_the_process_that_it_is_for(how: str) -> None:
+    """What a thread copies to stays until it has: the process may end meanwhile, or return what it was not given yet."""
+    pair = Pair(area=1 << 20, plain=True)
+    later = pair.mailbox = Later()  # type: ignore[assignment]
+    try:
+        pair.begin(pair.request(IN=np.arange(4 << 20, dtype=np.uint8)))  # in a segment of its own
+        (copy,) = later.copies
+        if how == "ended":
+            pair.server.end()
+        else:
+            (number,) = pair.segments
+            pair.child.release(kinds.TOP | number)
+            pair.server.drain()
+        copy.execute()
+        copy.deliver()
+    finally:
+        pair.close()
+
+
 def _answered(pair: Pair, due: Callable[[], bool]) -> None:
     """The model's end waits for an answer, which the server sends once `due()`."""
     came: list[bool] = []

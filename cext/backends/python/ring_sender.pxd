@@ -9,6 +9,7 @@ from neptrio.request.infer_request cimport InferRequest, Tensor
 from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.line cimport Line, Queued
 from neptrio.rings.packet cimport MessageWriter
+from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
 cdef class BatchUnderWay:
@@ -28,6 +29,7 @@ cdef class MessageCopy(WorkItem):
     cdef RingSender end
     cdef Queued queued
     cdef MessageWriter writer
+    cdef Segment segment             # where it copies to: the process may end meanwhile, and all else forget it
     cdef char* target
 
 cdef class RingSender(AnswerReader):

@@ -69,6 +69,7 @@ cdef class MessageCopy(WorkItem):
 
     cpdef object deliver(self):
         self.writer = self.queued.writer = None
+        self.segment = None
         if self.end.look():
             self.end.host.lag()
 
@@ -159,6 +160,7 @@ cdef class RingSender(AnswerReader):
             copy.end = self
             copy.queued = line.waiting[len(line.waiting) - 1]
             copy.writer = writer
+            copy.segment = segment
             copy.target = target
             self.writer = MessageWriter()
             try:

@@ -135,15 +135,21 @@ class PlainSide:
         return self._wait(ctypes.byref(self._control)) > 0
 
     def _take(self, ring: RingEnd) -> GivenMessage | None:
-        """The next of a ring, which may copy it: only then is it passed."""
+        """The next of a ring, which may copy it: only then is it passed. A finalizer that runs while it is copied may have taken it
+        itself."""
         entry = Entry()
-        while self._library.plain_peek(ctypes.byref(ring), ctypes.byref(entry)) > 0:
+        while True:
+            own = ctypes.c_uint64(ring.own)
+            if self._library.plain_peek(ctypes.byref(ring), ctypes.byref(entry)) <= 0:
+                return None
             message = GivenMessage(self, entry) if entry.kind != RETURN else None
-            self._library.plain_advance(ctypes.byref(ring))
+            if not self._library.plain_advance(ctypes.byref(ring), own):
+                if message is not None:
+                    message.lender = None  # whoever has taken it returns it
+                continue
             if message is not None:
                 return message
             self._returned.append(entry.offset)
-        return None
 
     def take(self) -> Any:
         """The next of the main thread's ring as (kind, id, message, length), or None."""

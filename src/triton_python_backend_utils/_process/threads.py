@@ -3,11 +3,17 @@
 The system may refuse a thread at any moment (a limit of the user, the container or the memory), and Python raises
 RuntimeError then. Here that is an error of what needed the thread, in words that its reader can use. The server's own threads
 start in neptrio.loop.threads.
+
+What such a thread does, nobody else does: it receives, or sends what others wait for. So its error ends the process, whose
+end the server notices, instead of leaving those who wait.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +25,19 @@ class NoThread(TritonModelException):
 
 
 def start(target: Callable[..., Any], *args: Any) -> None:
-    """Has a daemon thread call `target(*args)`. Raises NoThread."""
+    """Has a daemon thread call `target(*args)`; the process ends if that raises. Raises NoThread."""
     try:
-        threading.Thread(target=target, args=args, daemon=True).start()
+        threading.Thread(target=_run, args=(target, args), daemon=True).start()
     except (RuntimeError, MemoryError):
         raise NoThread(
             "the system gives the model's process no further thread now (limit of threads, or memory)"
         ) from None
+
+
+def _run(target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        target(*args)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

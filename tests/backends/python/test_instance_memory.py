@@ -12,6 +12,7 @@ from tests.backends.python.models import config, python_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.statistics import stats
+from tests.support.waiting import until
 
 COUNT = 6
 DOUBLE = """
@@ -44,3 +45,22 @@ def test_an_instance_of_a_small_model_has_under_12_mb_of_its_own(tmp_path: Path)
             assert 0 < private < 12_000_000
             (written,) = (int(kind.split()[1]) << 10 for kind in kinds if kind.startswith("Private_Dirty:"))
             assert written < 4 << 20  # pages that are files' as they are are the system's
+
+
+def messages(server: ServerProcess) -> int:
+    """How many segments of shared memory the server has mapped for one message each."""
+    return Path(f"/proc/{server.process.pid}/maps").read_text().count("neptrio-message")
+
+
+@pytest.mark.slow
+def test_the_server_keeps_no_large_message_that_was_answered(tmp_path: Path) -> None:
+    python_model(tmp_path, "large", DOUBLE.replace("* 2", "[:1] * 2"), config())
+    with (
+        ServerProcess(tmp_path, f"--http-max-input-size={1 << 30}") as server,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+    ):
+        count = 35 << 20  # more than there is room for in the memory for bodies, and for messages
+        tensor = httpclient.InferInput("IN", [count], "FP32")
+        tensor.set_data_from_numpy(np.ones(count, np.float32))
+        assert client.infer("large", [tensor]).as_numpy("OUT").tolist() == [2]
+        until(lambda: messages(server) == 0)

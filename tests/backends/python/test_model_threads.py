@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,3 +67,16 @@ def test_initialize_fails_where_nothing_could_serve(ends: tuple[Own, Wire], tmp_
     answer = server.receive()
     assert answer is not None and answer["t"] == "failed" and REFUSED in answer["text"]
     assert child.model is None
+
+
+@pytest.mark.slow
+def test_the_end_of_a_thread_that_others_wait_for_ends_the_process() -> None:
+    program = (
+        "import threading\n"
+        "from triton_python_backend_utils._process import threads\n"
+        "threads.start(int, 'no number')\n"
+        "threading.Event().wait()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "ValueError: invalid literal for int() with base 10: 'no number'" in ended.stderr

@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ class IsolatedInstance(BackendInstance):
             origin=self._origin,
         )
         self._starting = process
+        session: ProcessSession | None = None
         try:
             if self._stopping.is_set():  # abort() was called
                 raise Internal(f"the start of '{self.name}' was given up")
@@ -179,6 +181,8 @@ class IsolatedInstance(BackendInstance):
         except BaseException:
             process.kill()
             process.close()
+            if session is not None:  # the end of its process may have been noticed before it was there
+                self._completions.post(OnLoop(partial(self._session_over, session)))
             raise
         finally:
             self._starting = None
@@ -397,6 +401,8 @@ class IsolatedInstance(BackendInstance):
 
     def _session_over(self, session: ProcessSession) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""
+        if session.over:
+            return
         session.drain_all()
         if self._session is session:
             self._session = None

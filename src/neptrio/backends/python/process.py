@@ -195,6 +195,7 @@ class Process:
                 function()
             except Exception:
                 self._log.exception("could not be sent")
+            del function  # what it sends, which may be large, is not kept until there is more to send
 
     def _read(self) -> None:
         try:
