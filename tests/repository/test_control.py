@@ -59,6 +59,15 @@ def count(client: Any, name: str = "m") -> int:
     return number
 
 
+def test_statistics_begin_anew_with_a_reload(client: Any) -> None:
+    other = json.dumps({**client.get_model_config("m"), "max_batch_size": 3})
+    for _ in range(2):
+        client.load_model("m", config=other)
+        assert count(client) == 0
+        infer(client)
+        assert count(client) == 1
+
+
 def test_index_and_states(server: ServerProcess, client: Any) -> None:
     assert client.get_model_repository_index()[-1] == {"name": "second"}
     assert rows(client, "m") == [("1", "READY", "")]

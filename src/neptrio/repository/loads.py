@@ -291,8 +291,9 @@ class Loads:
         except BaseException:
             self._catalog.compose(record, before if record.serving else children)
             raise
-        keep = change.same_but_instances(record, found)
         same_config = record.source is not None and record.source.config == config
+        # a change of instances, also where it needs new models; a reload of what has not changed begins anew
+        keep = not same_config and change.same_but_instances(record, found)
         operation.phase = "taking over"
         self._catalog.compose(record, children)
         record.source, record.fingerprint, record.place = found.source, found.fingerprint, found.place

@@ -88,9 +88,14 @@ class TraceService:
             log.warning(NO_TENSORS)
 
     def _known(self, model: str) -> str:
-        """The model's own name, "" for all models. Raises InvalidArgument for one that does not serve."""
+        """The model's own name, "" for all models. Raises InvalidArgument for one that neither serves nor will when it is asked
+        for."""
         if not model:
             return ""
+        demand = self._repository.demand
+        known = None if demand is None else demand.away(model)
+        if known is not None:
+            return known.name
         try:
             return self._repository.lookup(model).name
         except TritonError:
