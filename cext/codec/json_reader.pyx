@@ -56,6 +56,17 @@ def kind_error(what, got, wanted):
     return InvalidArgument(f"Unable to parse '{what}': attempt to access JSON non-{got} as {wanted}")
 
 
+def out_of_range(what, kind, value):
+    # type: (object, str, object) -> InvalidArgument
+    """The error for a value that is no unsigned integer of 64 bits: kind_error(), which for a number names the range."""
+    error = kind_error(what, kind, kind)
+    if type(value) is not int:
+        return error
+    # Python prints no number of more than 4,300 digits
+    got = shown(str(value)) if value.bit_length() < 4096 else f"a number of {value.bit_length()} bits"
+    return InvalidArgument(f"{error}, expected 0 to {(1 << 64) - 1}, got: {got}")
+
+
 def missing(str key):
     # type: (...) -> InvalidArgument
     """The error for a document without the member `key`."""

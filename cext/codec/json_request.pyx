@@ -32,7 +32,7 @@ from neptrio.request.infer_request cimport (
 from neptrio.request.validate cimport walk_strings
 
 from neptrio import limits
-from neptrio.codec.json_reader import kind_error, missing, too_long, too_many
+from neptrio.codec.json_reader import kind_error, missing, out_of_range, too_long, too_many
 from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, InvalidArgument, Overloaded, TritonError, Unsupported
 from neptrio.limits import shown
@@ -158,7 +158,7 @@ cdef class _Decoder:
             elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64:
                 r.sequence_id = value
             else:
-                raise kind_error(key, "string", "string")
+                raise out_of_range(key, "string", value)
         elif key in ("sequence_start", "sequence_end", "binary_data_output"):
             if not isinstance(value, bool):
                 raise kind_error(key, "boolean", "boolean")
@@ -170,7 +170,7 @@ cdef class _Decoder:
                 self.binary_default = value
         elif key == "priority" or key == "timeout":
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
-                raise kind_error(key, "unsigned-integer", "unsigned-integer")
+                raise out_of_range(key, "unsigned-integer", value)
             if key == "priority":
                 r.priority = value
             else:

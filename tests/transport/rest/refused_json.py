@@ -337,19 +337,21 @@ case(
     json.dumps({"inputs": [tensor(n, [9, 15], data=[1] * 135) for n in ("INPUT0", "INPUT1")]}).encode(),
     UNKNOWN + "inference request batch-size must be <= 8 for 'simple'",
 )
-for key, value, kind in (
-    ("priority", "x", "unsigned-integer"),
-    ("timeout", -1, "unsigned-integer"),
-    ("sequence_id", -1, "string"),
-    ("sequence_id", 1.5, "string"),
-    ("sequence_start", 1, "boolean"),
-    ("binary_data_output", 1, "boolean"),
+RANGE = ", expected 0 to 18446744073709551615, got: "
+for key, value, kind, more in (
+    ("priority", "x", "unsigned-integer", ""),
+    ("timeout", -1, "unsigned-integer", RANGE + "-1"),
+    ("sequence_id", -1, "string", RANGE + "-1"),
+    ("sequence_id", 1 << 64, "string", RANGE + "18446744073709551616"),
+    ("sequence_id", 1.5, "string", ""),
+    ("sequence_start", 1, "boolean", ""),
+    ("binary_data_output", 1, "boolean", ""),
 ):
     case(
         f"parameter-{key}-{value}",
         "simple",
         both(parameters={key: value}),
-        f"Unable to parse '{key}': {KIND.format(kind)}",
+        f"Unable to parse '{key}': {KIND.format(kind)}{more}",
     )
 for value in (None, [], {}):
     case(f"parameter-{value}", "simple", both(parameters={"a": value}), INVALID_TYPE)
