@@ -168,6 +168,33 @@ def test_compressed_messages_of_all_sizes_keep_their_order(raw: RawClient) -> No
     ]
 
 
+REFUSED_AT_ONCE = 1500  # more than Python calls may be inside of each other, and than are taken at once
+
+
+def test_messages_that_are_refused_at_once_behind_one_that_a_worker_inflates(raw: RawClient) -> None:
+    large = gzip.compress(request("nope", np.zeros(1 << 20, np.uint8), request_id="large"))
+    payload = message(large, 1) + message(b"") * REFUSED_AT_ONCE
+    raw.send(raw.headers(1, STREAM_INFER, [("grpc-encoding", "gzip")]) + raw.data(1, payload))
+    reply = raw.finish(1)
+    assert reply.status == 0
+    made = [stream_response(body) for body in reply.messages]
+    assert [m.infer_response.id for m in made] == ["large", *[""] * REFUSED_AT_ONCE]
+    assert all("is not found" in m.error_message for m in made)
+
+
+def test_messages_that_are_refused_at_once_when_the_answers_before_them_are_read(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_stream_infer, "STREAM_OUTPUT_BYTES", 1000)
+    with RawClient(server.grpc, settings={4: 0}) as client:
+        client.send(client.headers(1, STREAM_INFER) + client.data(1, message(b"") * REFUSED_AT_ONCE))
+        client.sync()
+        monkeypatch.setattr(grpc_stream_infer, "STREAM_OUTPUT_BYTES", 1 << 20)
+        client.window(1, 1 << 20)
+        reply = client.finish(1)
+        assert reply.status == 0 and len(reply.messages) == REFUSED_AT_ONCE
+
+
 @pytest.mark.slow
 def test_a_stream_that_is_not_read_stops_being_read(server: EmbeddedServer) -> None:
     """4 MB requests and nobody reads the answers: the server withholds credit, then goes on."""

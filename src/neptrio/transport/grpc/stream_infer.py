@@ -55,6 +55,7 @@ STREAM_REQUESTS = 16384
 STREAM_INPUT_BYTES = 256 << 20
 STREAM_HELD_BYTES = 256 << 20
 STREAM_OUTPUT_BYTES = 16 << 20
+AT_ONCE = 256  # messages that waited and are taken before others are served; a window has room for 800,000 empty ones
 
 
 class StreamResponder(Responder):
@@ -121,6 +122,7 @@ class StreamInfer(Call):
         # sequences that began on this stream and must end with it -> their schedulers
         self.sequences: dict[Any, Any] = {}
         self._waiting: deque[tuple[Any, bool]] = deque()  # messages that are not decoded yet
+        self._advancing = False  # _advance() runs, or a task will call it again
         self._input_bytes = 0
         self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
@@ -284,12 +286,40 @@ class StreamInfer(Call):
         entry.give_back()
 
     def _advance(self) -> None:
-        """Decodes waiting messages while there is room, then lets the client send more, then ends a finished stream."""
-        while self._waiting and not self._working and not self._full and not self.refused:
-            self._accept(*self._waiting.popleft())
+        """Decodes waiting messages while there is room, then lets the client send more, then ends a finished stream.
+
+        A message may be answered before it is taken: that calls this again, which leaves the next message to the call that
+        is under way. Each waiting message would otherwise be taken inside of the one before it.
+        """
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            for _ in range(AT_ONCE):
+                if not self._may_take:
+                    break
+                self._accept(*self._waiting.popleft())
+        finally:
+            self._advancing = False
+        if self._may_take:
+            self._advancing = True
+            self._connection.nursery.start_soon(self._advance_later)
+            return
         if self.paused and not self._waiting and not self._full:
             self.session.resume_input(self)
         self._settle()
+
+    @property
+    def _may_take(self) -> bool:
+        """Whether a message waits that may be decoded."""
+        return bool(self._waiting) and not (self._working or self._full or self.refused)
+
+    async def _advance_later(self) -> None:
+        """_advance() after others were served."""
+        await trio.lowlevel.checkpoint()
+        self._advancing = False
+        self._advance()
+        self._connection.pass_ends()
 
     def _settle(self) -> None:
         """Ends the stream if all its requests are answered and no more will come, or the server drains."""
