@@ -116,6 +116,25 @@ def test_no_test_sleeps_until_something_has_happened() -> None:
     assert asleep - {"tests/test_tree.py"} == set(SLEEPERS)
 
 
+# who may start tasks in a nursery, and why
+STARTERS = {
+    "src/neptrio/transport/wire.py": "start(): what a connection's task raises ends that connection only",
+    "src/neptrio/transport/port_server.py": "a port's own tasks, and those of its connections, which it guards itself",
+    "src/neptrio/transport/rest/disconnect.py": "in a nursery of its own, which ends with the call",
+    "src/neptrio/transport/rest/openai.py": "in a nursery of its own, which ends with the call",
+}
+
+
+def test_tasks_of_connections_are_started_by_their_wire() -> None:
+    """What a task raises that was started in a port's nursery ends the server; Wire.start() ends the connection."""
+    starting = {
+        name
+        for name, text in texts()
+        if re.fullmatch(r"(src/neptrio|cext)/transport/.*\.pyx?", name) and re.search(r"\bstart_soon\b", text)
+    }
+    assert starting == set(STARTERS)
+
+
 def test_every_environment_variable_is_explained() -> None:
     """Those that the server and its build look at are in the table of docs/command-line.md."""
     read = re.compile(

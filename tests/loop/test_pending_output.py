@@ -187,7 +187,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def writer_of(loop: Loop, nursery: trio.Nursery) -> SocketWriter:
-    return SocketWriter(loop.near, nursery, loop.poller)
+    return SocketWriter(loop.near, nursery.start_soon, loop.poller)
 
 
 async def read_all(loop: Loop, size: int) -> bytes:
@@ -233,7 +233,7 @@ def test_small_requests_are_taken_between_the_portions(way: str) -> None:
             near, far = socket.socketpair()
             near.setblocking(False)
             with near, far:
-                writer = SocketWriter(near, nursery, loop.poller)
+                writer = SocketWriter(near, nursery.start_soon, loop.poller)
                 writer.send([bytes(40 * MIB)])
                 left = []
                 async with (

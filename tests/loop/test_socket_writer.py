@@ -32,7 +32,7 @@ def test_everything_arrives_in_order(seed: int, one_by_one: bool) -> None:
         got = bytearray()
         with near, trio.socket.from_stdlib_socket(far) as peer, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                writer = SocketWriter(near, nursery)
+                writer = SocketWriter(near, nursery.start_soon)
                 for part in [[piece] for piece in sent] if one_by_one else [sent]:
                     writer.send(part)
                 while len(got) < sum(map(len, sent)):
@@ -69,7 +69,7 @@ def test_others_run_after_each_portion(somebody_waits: bool, most: int) -> None:
         waiting_fd.set(waits)
         with near, trio.socket.from_stdlib_socket(far) as peer, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                writer = SocketWriter(near, nursery)
+                writer = SocketWriter(near, nursery.start_soon)
                 writer.send(list(sent))
                 total = sum(map(len, sent))
                 assert 0 < total - writer.pending <= most

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import tritonclient.http as httpclient
@@ -22,8 +23,11 @@ from neptrio.errors import Code, Unavailable
 from neptrio.loop import threads
 from tests.backends.python.models import isolated, python_model
 from tests.backends.python.test_isolated_process import ONE, call, children
+from tests.support.http import Http1, Reply
+from tests.support.infer_messages import binary_head, request, stream_response
 from tests.support.metrics import scrape, value
 from tests.support.no_threads import NoThreads
+from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -36,6 +40,8 @@ class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
+UNAVAILABLE = 14
+OUTPUTS = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
 MISSING = "the system gives the server no further thread now"
 
 
@@ -130,6 +136,49 @@ def test_a_server_that_gets_no_threads_goes_on(tmp_path: Path) -> None:
         client.load_model("m")
         until(lambda: client.is_model_ready("asked") and client.is_model_ready("apart"), server.log)
         assert value(scrape(server), "nv_cpu_utilization") >= 0
+
+
+@pytest.mark.slow
+def test_large_answers_that_clients_want_compressed_while_there_are_no_threads(tmp_path: Path) -> None:
+    """Each is answered with the error, in its place; the server, and the connections, go on."""
+    write_model(tmp_path / "models", "big", identity_config("TYPE_UINT8", "-1", 0, 1))
+    without = NoThreads(tmp_path)
+    large, small = np.zeros(400_000, np.uint8), np.zeros(10, np.uint8)
+    accepts = [("grpc-accept-encoding", "gzip")]
+    with (
+        ServerProcess(
+            tmp_path / "models", "--grpc-infer-response-compression-level=low", env=without.env
+        ) as server,
+        Http1(server.http) as rest,
+        RawClient(server.grpc) as client,
+    ):
+
+        def asked(tensor: Any) -> Reply:
+            head = binary_head([tensor.size], "UINT8", tensor.nbytes, outputs=OUTPUTS)
+            headers = {"Inference-Header-Content-Length": f"{len(head)}", "Accept-Encoding": "gzip"}
+            return rest.request("POST", "/v2/models/big/infer", head + tensor.tobytes(), headers)
+
+        with without:
+            reply = asked(large)
+            assert reply.status == 503 and MISSING in reply.body.decode()
+            assert asked(small).status == 200
+            client.start(1, request("big", large), extra=accepts)
+            assert client.finish(1).status == UNAVAILABLE and MISSING in client.replies[1].text
+            bodies = [
+                request("big", tensor, request_id=name) for name, tensor in (("1", large), ("2", small))
+            ]
+            payload = b"".join(map(message, bodies))
+            client.send(client.headers(3, STREAM_INFER, accepts) + client.data(3, payload))
+            assert client.finish(3).status == 0
+            answers = [stream_response(body) for body in client.replies[3].messages]
+            assert [answer.infer_response.id for answer in answers] == ["1", "2"]
+            assert MISSING in answers[0].error_message
+            client.send(
+                client.headers(5, STREAM_INFER, [*accepts, ("triton_grpc_error", "true")])
+                + client.data(5, payload)
+            )
+            assert client.finish(5).status == UNAVAILABLE
+        assert asked(large).status == 200
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -36,10 +36,13 @@ __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
 class SocketWriter(SocketWriterCore):
     """The sending half of a connection."""
 
-    def __init__(self, sock: socket.socket, nursery: trio.Nursery, poller: Poller | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, start: Callable[[Any], None], poller: Poller | None = None
+    ) -> None:
+        """`start(task)` starts a task, such as a nursery's start_soon()."""
         super().__init__(sock, waiting_descriptor())
         self.on_drained: Callable[[], None] = nothing
-        self._nursery = nursery
+        self._start = start
         self._poller = poller
         self._number = sock.fileno()
         self._writing = False
@@ -91,7 +94,7 @@ class SocketWriter(SocketWriterCore):
 
     def write_by_task(self) -> None:
         """Has a task send what is pending."""
-        self._nursery.start_soon(self._write)
+        self._start(self._write)
 
     async def _write(self) -> None:
         try:
@@ -136,7 +139,7 @@ class SocketWriter(SocketWriterCore):
 
     def let_go(self) -> None:
         """The connection has ended: forgets it, which would otherwise live until the collector finds both."""
-        self.on_drained = nothing
+        self.on_drained = self._start = nothing
 
     async def drained(self) -> None:
         """Returns when the kernel has taken everything, or the writer is broken."""
@@ -146,7 +149,7 @@ class SocketWriter(SocketWriterCore):
             await self._emptied.wait()
 
 
-def nothing() -> None:
+def nothing(*_: Any) -> None:
     """Nobody hears of it."""
 
 

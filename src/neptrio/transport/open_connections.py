@@ -1,7 +1,7 @@
 """The connections of one kind that a port has open: serves, checks and drains them.
 
 A loop over connections is a method here also because the variable of a loop lives on in a task that sleeps, and with it the
-last connection.
+last connection. What one of them raises there ends that one only: the loops run in tasks of the port.
 """
 
 from __future__ import annotations
@@ -74,10 +74,16 @@ class OpenConnections(set[C]):
     ) -> None:
         """Calls check() of each."""
         for connection in list(self):
-            connection.check(now_ns, request_timeout_ns, idle_timeout_ns, pressed)
+            try:
+                connection.check(now_ns, request_timeout_ns, idle_timeout_ns, pressed)
+            except Exception:
+                connection.wire.fail()
 
     def start_drain(self) -> None:
         """Tells them, and those that still come, that the server stops."""
         self._draining = True
         for connection in list(self):
-            connection.start_drain()
+            try:
+                connection.start_drain()
+            except Exception:
+                connection.wire.fail()

@@ -5,7 +5,8 @@ did right another forgot. The choice: this class does it for all. Subclasses say
 looked at meanwhile (check), and how the port drains.
 
 Rules:
- 1. Every connection has a task of its own. What it raises ends that connection only.
+ 1. Every connection has a task of its own. What it raises ends that connection only; so does what its further tasks raise
+    (transport.wire, rule 4), and looking at it.
  2. A connection that does not make its TLS handshake in time is closed. Handshakes end when the port drains.
  3. Where the limits on connections hold (service.connections), a connection beyond them has one of PLACES places for a few
     seconds, and is told why. A port for which they do not hold has places itself, `most` of them or fewer: the newest
@@ -142,7 +143,11 @@ class PortServer:
             secure = await self._handshake(SecureSocket(sock, self._tls.context), turned_away)
             if secure is None:
                 return
-        await self.serve(Wire(sock, nursery, self._services.loop, secure, address), turned_away)
+        wire = Wire(sock, nursery, self._services.loop, secure, address)
+        try:
+            await self.serve(wire, turned_away)
+        finally:
+            wire.let_go()  # however it has ended
 
     async def _handshake(self, secure: SecureSocket, turned_away: str) -> SecureSocket | None:
         """Makes the handshake as the server. None when the client has left, was not let in or took too long, or the port

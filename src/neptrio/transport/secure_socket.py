@@ -21,6 +21,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -163,9 +164,9 @@ class SecureSocket:
 
     # ------------------------------------------------------------ output
 
-    def writer(self, nursery: trio.Nursery, poller: Poller | None) -> SecureSocketWriter:
+    def writer(self, start: Callable[[Any], None], poller: Poller | None) -> SecureSocketWriter:
         """The connection's writer; there is one."""
-        self._writer = SecureSocketWriter(self, nursery, poller)
+        self._writer = SecureSocketWriter(self, start, poller)
         return self._writer
 
     def encrypt(self, data: Any) -> None:
@@ -195,8 +196,8 @@ class SecureSocket:
 class SecureSocketWriter(SocketWriter):
     """The sending half of a TLS connection. `pending` counts what is not encrypted yet as well."""
 
-    def __init__(self, secure: SecureSocket, nursery: trio.Nursery, poller: Poller | None) -> None:
-        super().__init__(secure.sock, nursery, poller)
+    def __init__(self, secure: SecureSocket, start: Callable[[Any], None], poller: Poller | None) -> None:
+        super().__init__(secure.sock, start, poller)
         self._secure = secure
         self._plain: deque[memoryview] = (
             deque()

@@ -9,17 +9,22 @@ Rules:
  2. At most one task waits for the socket to be readable: read(), receive_some() and watch_end() exclude each other.
  3. close() first ends our side, then reads for a while what the peer still sends: closing a socket with unread input
     makes the kernel reset the connection, and the peer could lose our last bytes.
+ 4. Whatever a connection does beside its own task is started with start(). What that raises is logged and ends this
+    connection; in the port's nursery, where it runs, it would end the server. Cancellation passes through.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
 
+from neptrio.loop import threads
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import receive_into, received_view
 from neptrio.service.certificates import Certificate, of_peer
@@ -27,6 +32,8 @@ from neptrio.transport.secure_socket import SecureSocket
 
 if TYPE_CHECKING:
     from neptrio.scheduling.base import LoopServices
+
+log = logging.getLogger("neptrio.connections")
 
 
 class Wire:
@@ -43,15 +50,41 @@ class Wire:
         """`client` is the peer's address as limits and logs name it."""
         self.sock = sock
         self.secure = secure
-        self.nursery = nursery
+        self._nursery = nursery
+        self.on_failed: Callable[[], None] | None = None  # how its connection is ended; None: by close()
         self._loop = loop
         self.client = client
         self.certificate: Certificate | None = None  # what the client has shown
         if secure is None:
-            self.writer = SocketWriter(sock, nursery, loop.poller)
+            self.writer = SocketWriter(sock, self.start, loop.poller)
         else:
-            self.writer = secure.writer(nursery, loop.poller)
+            self.writer = secure.writer(self.start, loop.poller)
             self.certificate = of_peer(secure.client_certificate())
+
+    def start(self, task: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Has `task(*args)` run beside the connection's own task (rule 4)."""
+        self._nursery.start_soon(self._guarded, task, args, name=task)
+
+    async def _guarded(self, task: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
+        try:
+            await task(*args)
+        except Exception:
+            self.fail()
+        except BaseExceptionGroup as group:  # it failed while it was cancelled
+            failures, others = group.split(Exception)
+            if failures is not None:
+                log.error("what a connection does has failed", exc_info=failures)
+            if others is not None:
+                raise others from None
+
+    def fail(self) -> None:
+        """Ends the connection because of an exception, in whose except block it is called."""
+        error = sys.exception()
+        if isinstance(error, threads.NoThread):
+            log.warning("a connection is ended: %s", error)
+        else:
+            log.exception("a connection is ended: what it does has failed")
+        (self.on_failed or self.close)()
 
     @property
     def peer(self) -> Any:
@@ -127,6 +160,7 @@ class Wire:
 
     def let_go(self) -> None:
         """The connection has ended: drops what refers back to it."""
+        self.on_failed = None
         self.writer.let_go()
         if self.secure is not None:
             self.secure.let_go()

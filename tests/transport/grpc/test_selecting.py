@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ def test_a_stream_that_ends_when_its_answer_is_ready(monkeypatch: pytest.MonkeyP
     told: list[Any] = []
 
     class Connection:
-        nursery: trio.Nursery
+        wire: Any
         services = None
 
         def flush_soon(self) -> None:
@@ -32,7 +33,8 @@ def test_a_stream_that_ends_when_its_answer_is_ready(monkeypatch: pytest.MonkeyP
     queue = Selecting(connection, lambda *answer: told.append(answer), lambda size: told.append(size))
 
     async def main() -> None:
-        async with trio.open_nursery() as connection.nursery:
+        async with trio.open_nursery() as nursery:
+            connection.wire = SimpleNamespace(start=nursery.start_soon)
             assert queue.take(InferRequest(), InferResponse([]), True)
 
     trio.run(main)

@@ -39,8 +39,8 @@ class Tasks:
     def __init__(self) -> None:
         self.started: list[str] = []
 
-    def start_soon(self, function: Any, *_: Any) -> None:
-        self.started.append(function.__name__)
+    def start_soon(self, *_: Any, name: Any) -> None:
+        self.started.append(name.__name__)
 
 
 @pytest.fixture(scope="module")

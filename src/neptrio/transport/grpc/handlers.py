@@ -122,7 +122,7 @@ class HandlerCall(Call):
         self.peer = Peer(connection.wire.peer)
         self.metadata: Any = None
         self.caller: Account | None = None  # whose the last message is, where clients are known
-        connection.nursery.start_soon(self._run)
+        connection.wire.start(self._run)
 
     def set_deadline(self, value: bytes) -> None:
         super().set_deadline(value)

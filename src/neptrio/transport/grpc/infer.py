@@ -62,7 +62,7 @@ class UnaryInfer(Call, UnaryCore):
     def _work(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Has a task await `function`, in which a worker does something, for as long as somebody waits for the answer."""
         scope = self._working = trio.CancelScope()
-        self._connection.nursery.start_soon(self._worked, scope, function, *args)
+        self._connection.wire.start(self._worked, scope, function, *args)
 
     async def _worked(
         self, scope: trio.CancelScope, function: Callable[..., Coroutine[Any, Any, None]], *args: Any
@@ -148,14 +148,13 @@ class UnaryInfer(Call, UnaryCore):
         if deflater.done_here():
             self.reply(deflater.segments, OK_TRAILERS)
         else:
-            connection.nursery.start_soon(self._deflate_large, deflater)
+            self._work(self._deflate_large, deflater)
         return True
 
     async def _deflate_large(self, deflater: compression.FrameDeflater) -> None:
         workers = self._connection.services.workers
         if await workers.finish(deflater.step, lambda: self.ended, self._connection):
             self.reply(deflater.segments, OK_TRAILERS)
-            self._connection.flush_soon()
 
     def release(self) -> None:
         self._message = None

@@ -51,7 +51,7 @@ class Selecting:
         self._queue.append(((request, response, final), size))
         if len(self._queue) == 1:
             self._scope = trio.CancelScope()
-            self._connection.nursery.start_soon(self._run, self._scope)
+            self._connection.wire.start(self._run, self._scope)
         return True
 
     async def _run(self, scope: trio.CancelScope) -> None:

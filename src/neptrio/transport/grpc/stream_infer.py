@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 from grpclib.const import Status
@@ -82,6 +82,22 @@ class StreamResponder(Responder):
 RESPONDER = StreamResponder()
 
 
+class _Answer(NamedTuple):
+    """An answer on its way out: of the request `id`, and whether that has no further one."""
+
+    segments: list[Any]
+    trace: Trace | None
+    id: str
+    final: bool
+
+
+def _error(error: TritonError, request_id: str, final: bool) -> list[Any]:
+    """The buffers of an error that is the answer to a request."""
+    response = InferResponse(None, error)
+    response.id = request_id
+    return encode_response(response, True, final)
+
+
 class _Entry(GrpcInfer):
     """A message of a stream, its request, and responses that wait until those of earlier requests are sent."""
 
@@ -93,7 +109,7 @@ class _Entry(GrpcInfer):
         self.came = size  # bytes of the message as it came
         self.access = stream.line(size)
         self.ordered = True
-        self.held: list[tuple[list[Any], Trace | None]] = []
+        self.held: list[_Answer] = []
         self.done = False
         self.size = self.serving = 0  # bytes of the plain message, and what of it serve() has counted
 
@@ -126,7 +142,7 @@ class StreamInfer(Call):
         self._input_bytes = 0
         self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
-        self._deflating: deque[tuple[list[Any], Trace | None]] = deque()
+        self._deflating: deque[_Answer] = deque()  # those that workers compress
         self._unfinished_bytes = 0  # of answers that workers classify or compress
         self._selecting = Selecting(connection, self._respond, self._hold_unfinished)
         self._held_bytes = 0  # of answers that wait for earlier ones
@@ -206,7 +222,7 @@ class StreamInfer(Call):
                 self._submit(entry)
             else:
                 self._working = trio.CancelScope()
-                self._connection.nursery.start_soon(self._take_later, entry, self._working)
+                self._connection.wire.start(self._take_later, entry, self._working)
         except TritonError as error:
             self._unread(entry, error)
 
@@ -267,12 +283,10 @@ class StreamInfer(Call):
         if self._strict:
             self._abort(error)
             return
-        response = InferResponse(None, error)
-        response.id = entry.request.id
         if entry.access is not None:
             entry.access.asks(entry.request)
             entry.access.grpc = error.code.grpc.name
-        self._deliver(entry, encode_response(response, True, True), True)
+        self._deliver(entry, _error(error, entry.request.id, True), True)
 
     def _add(self, entry: _Entry) -> None:
         self._open[entry.request] = entry
@@ -303,7 +317,7 @@ class StreamInfer(Call):
             self._advancing = False
         if self._may_take:
             self._advancing = True
-            self._connection.nursery.start_soon(self._advance_later)
+            self._connection.wire.start(self._advance_later)
             return
         if self.paused and not self._waiting and not self._full:
             self.session.resume_input(self)
@@ -425,29 +439,32 @@ class StreamInfer(Call):
             del self._open[entry.request]
             self._close(entry)
         if segments:
-            if not entry.ordered or order[0] is entry:
-                self._send(segments, trace)
-            else:
+            if entry.ordered and order[0] is not entry:
                 if trace is not None:
                     trace.hold()
-                entry.held.append((segments, trace))
+                entry.held.append(_Answer(segments, trace, entry.request.id, final))
                 self._hold(framed_size(segments))
+            elif self._encoding is None:
+                self.send_segments(segments)
+            else:
+                self._send(_Answer(segments, trace, entry.request.id, final))
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
-                for waiting, trace in held:
-                    self._hold(-framed_size(waiting))
-                    self._send(waiting, trace)
-                    if trace is not None:
-                        trace.release()
+                for answer in held:
+                    self._hold(-framed_size(answer.segments))
+                    self._send(answer)
+                    if answer.trace is not None:
+                        answer.trace.release()
         if final and (self._waiting or self.paused):
             self._advance()
         elif not self._open:
             self._settle()
         self._connection.want_flush()
 
-    def _send(self, segments: list[Any], trace: Trace | None) -> None:
+    def _send(self, answer: _Answer) -> None:
+        segments, trace = answer.segments, answer.trace
         if self._encoding is None:
             self.send_segments(segments)
         elif not self._deflating and (deflater := self._deflater(segments)).done_here():
@@ -455,10 +472,10 @@ class StreamInfer(Call):
         else:
             if trace is not None:
                 trace.hold()
-            self._deflating.append((segments, trace))
+            self._deflating.append(answer)
             self._hold_unfinished(framed_size(segments))
             if len(self._deflating) == 1:
-                self._connection.nursery.start_soon(self._deflate)
+                self._connection.wire.start(self._deflate)
 
     def _deflater(self, segments: list[Any]) -> compression.FrameDeflater:
         assert self._encoding is not None
@@ -468,16 +485,23 @@ class StreamInfer(Call):
         """Lets the workers compress the large answers, one after the other, and sends them in order."""
         workers = self._connection.services.workers
         while self._deflating and not self.ended:
-            segments, trace = self._deflating[0]
-            deflater = self._deflater(segments)
-            if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
-                break
+            answer = self._deflating[0]
+            deflater = self._deflater(answer.segments)
+            try:
+                if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
+                    break
+                segments = deflater.segments
+            except TritonError as error:  # there is no thread
+                if self._strict:
+                    self._abort(error)
+                    break
+                segments = _error(error, answer.id, answer.final)
             if self._deflating:
                 self._deflating.popleft()
-                self._hold_unfinished(-framed_size(segments))
-            self.send_segments(deflater.segments)
-            if trace is not None:
-                trace.release()
+                self._hold_unfinished(-framed_size(answer.segments))
+            self.send_segments(segments)
+            if answer.trace is not None:
+                answer.trace.release()
             self._connection.flush_soon()
         if not self.ended and not self.out_bytes:
             self.on_writable()
@@ -501,10 +525,10 @@ class StreamInfer(Call):
         if self._working is not None:
             self._working.cancel()
         self._waiting.clear()
-        for _, trace in itertools.chain(self._deflating, *(entry.held for entry in self._order)):
-            if trace is not None:  # what waited will not be sent
-                trace.abandon()
-                trace.release()
+        for answer in itertools.chain(self._deflating, *(entry.held for entry in self._order)):
+            if answer.trace is not None:  # what waited will not be sent
+                answer.trace.abandon()
+                answer.trace.release()
         self._deflating.clear()
         self._selecting.end()
         self._hold(-self._held_bytes)

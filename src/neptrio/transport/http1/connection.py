@@ -63,8 +63,8 @@ class Http1Connection(Http1Input):
         self.asks_who = port.policy is not None
         self.fast_path = port.plain_tokens and not turned_away
         self.draining = bool(turned_away)
-        self.nursery = wire.nursery
         self._scope = trio.CancelScope()
+        wire.on_failed = self.over
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
 
     def open_requests(self) -> int:
@@ -223,7 +223,7 @@ class Http1Connection(Http1Input):
         self.paused += 1
         if self.watching is None and not self.closing:
             self.watching = trio.CancelScope()
-            self.nursery.start_soon(self._notice_end, self.watching)
+            self.wire.start(self._notice_end, self.watching)
 
     def resume(self) -> None:
         """It has done it."""

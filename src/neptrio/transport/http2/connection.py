@@ -92,7 +92,7 @@ class Http2Connection(Http2Core):
         super().__init__(wire, services)
         self.client = wire.client
         self.certificate = wire.certificate
-        self.nursery = wire.nursery
+        wire.on_failed = self.close
         self.turned_away = turned_away
         self.session = self.new_session()
         self._state = State.GREETING

@@ -6,7 +6,7 @@ events of an answer, with their checks. Its own drivers of HTTP/1.1 and HTTP/2 f
 Source: ASGI 3.0, HTTP & WebSocket message format 2.3; hypercorn.protocol.http_stream.
 
 Rules:
- 1. A call is a task of the connection's nursery. The app is called in it, with a queue of its own.
+ 1. A call is a task of its connection (transport.wire, rule 4). The app is called in it, with a queue of its own.
  2. A body comes in parts of PART_BYTES, made as the app takes them, so that a large one exists once.
  3. If the app raises before its answer began, the answer is a 500; after that, breaking off is the only way to tell the
     client. send() waits while the client does not read.

@@ -82,7 +82,7 @@ class Carrier:
             request.trace.hold()
         plain.encoding = trio.CancelScope()
         printed = partial(print_later, self.services, request, response, binary_default, selecting, self)
-        self.wire.nursery.start_soon(self._encode_later, plain, plain.encoding, request, printed)
+        self.wire.start(self._encode_later, plain, plain.encoding, request, printed)
 
     async def _encode_later(
         self, plain: Plain, scope: trio.CancelScope, request: InferRequest, printed: Callable[[], Any]
@@ -222,7 +222,7 @@ class HttpExchange(Responder):
         received = head.receive_start, monotonic_ns()
         if port.on_call is not None:
             port.on_call(connection.wire.sock)
-        connection.wire.nursery.start_soon(port.calls.run, port, self, head.as_sent(), body, received)
+        connection.wire.start(port.calls.run, port, self, head.as_sent(), body, received)
 
     @property
     def disconnected(self) -> trio.Event:
@@ -273,7 +273,7 @@ class HttpExchange(Responder):
             else:
                 self._working = trio.CancelScope()
                 connection.pause()
-                connection.wire.nursery.start_soon(self._submit_later, infer)
+                connection.wire.start(self._submit_later, infer)
         except TritonError as error:
             audit = connection.services.audit
             if audit is not None and error.code in REFUSED:
@@ -334,7 +334,7 @@ class HttpExchange(Responder):
         self.connection.pause()
         if request.trace is not None:
             request.trace.hold()
-        self.connection.wire.nursery.start_soon(self._encode_later, infer, response)
+        self.connection.wire.start(self._encode_later, infer, response)
 
     async def _encode_later(self, infer: HttpInfer, response: InferResponse) -> None:
         """Answers with JSON that a worker prints, for as long as there is a peer."""
@@ -372,6 +372,10 @@ class HttpExchange(Responder):
                     self.finish()
                 else:
                     self.reply(200, headers, small)
+            except TritonError as error:
+                self.refuse(error)
+            except Exception as error:
+                self._fail(error)
             finally:
                 go_on(infer.request, small is None)
             connection.loop_pass.end()
@@ -381,7 +385,7 @@ class HttpExchange(Responder):
         else:
             if infer.request.trace is not None:
                 infer.request.trace.hold()
-            connection.wire.nursery.start_soon(task)
+            connection.wire.start(task)
 
 
 def go_on(request: InferRequest, gone: bool) -> None:
