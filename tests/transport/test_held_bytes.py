@@ -230,6 +230,34 @@ def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("header", ["identity", "identity;q=1"])  # past the parser, and through it
+def test_answers_that_wait_for_an_earlier_one(gate: Gate, tmp_path: Path, header: str) -> None:
+    """They fill the budget, too, as do answers that their clients do not read."""
+    write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})
+    road = Road("http1", tmp_path / "models", tmp_path, f"--max-held-bytes={LIMIT}")
+    first = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+
+    def status() -> int:
+        with road.http() as other:
+            return other.request("POST", "/v2/models/fill/infer", wish(1)[0]).status
+
+    try:
+        client = road.http()
+        client.start("POST", PATH, json.dumps({"inputs": [first]}).encode())
+        gate.started()
+        assert status() == 200
+        for _ in range(FITTING + 1):
+            client.start("POST", "/v2/models/fill/infer", wish(SIZE)[0], {"Accept-Encoding": header})
+        until(lambda: status() == 503, "there is no room")
+        gate.go()
+        assert [client.finish(0).status for _ in range(FITTING + 2)] == [200] * (FITTING + 2)
+        until(lambda: status() == 200, "there is room again")
+    finally:
+        gate.go("k" * 8)
+        road.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [road for road in ROADS if "stream" in road])
 def test_answers_of_calls_that_nobody_reads(tmp_path: Path, name: str) -> None:
     write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})

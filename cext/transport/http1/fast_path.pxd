@@ -13,7 +13,10 @@ cdef class ExchangeCore(Responder):
     cdef public list output          # bytes written that were not yet moved to the connection
     cdef public bint complete        # nothing more will be written
     cdef public bint keep_alive
-    cdef public Py_ssize_t held      # bytes of the request's body
+    cdef public Py_ssize_t held      # bytes of the request's body, and those that wait
+    cdef readonly Py_ssize_t waits   # bytes of the output, while earlier requests are not answered (rule 7)
+    cdef Py_ssize_t counted          # buffers of the output that these are
+    cdef public object turn          # Event for whoever waits until this is the oldest, or None  # type: trio.Event | None
     cdef public object access        # its line of the access log; None: there is none  # type: AccessRecord | None
 
 cdef class FastPathExchange(ExchangeCore):
@@ -41,7 +44,8 @@ cdef class Http1FastPath(Connection):
     cdef public bint draining        # the next answer is the last
     cdef public object exchanges     # deque, oldest first  # type: deque[ExchangeCore]
     cdef public list ready           # bytes to be sent at the next flush
-    cdef public Py_ssize_t held      # bytes of the exchanges' bodies
+    cdef public bint moved           # output of the oldest exchange was moved; set back by who looks at it
+    cdef public Py_ssize_t held      # bytes of the exchanges' bodies, and of answers that wait for earlier ones
     cdef public int64_t max_body
     cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests
@@ -55,7 +59,9 @@ cdef class Http1FastPath(Connection):
     cdef public object room          # Event for whoever waits for room, or None  # type: trio.Event | None
     cdef public object idle          # Event for whoever waits for the last answer, or None  # type: trio.Event | None
     cpdef int happens(self, Event event) except -1
-    cpdef advance(self)
+    cpdef advance(self, ExchangeCore written)
+    cdef int count(self, ExchangeCore behind) except -1
+    cdef int let_go(self, ExchangeCore oldest) except -1
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t take_plain(self, const char* p, Py_ssize_t n) except -1
     cdef bint take_some(self) except -1

@@ -20,8 +20,10 @@ Rules:
  6. Most clients send a head and its body in two calls, which often arrive one by one. So the beginning of a plain request,
     up to MOST_PARTIAL bytes of it, waits for the rest in front of the parser. One that has come in MOST_PIECES pieces and is still
     not whole goes to the parser. To whoever looks at times and limits it is a request that is being received.
+ 7. What an exchange writes while earlier requests are not answered waits in it, and counts as held for it like its body:
+    for the budget of all connections, and for the room that this one has. Only then are its bytes added up.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
@@ -148,7 +150,7 @@ cdef class FastPathExchange(ExchangeCore):
         else:
             self.reply(head, blobs, binary_bytes)
         self.complete = True
-        Http1FastPath.advance(self.connection)
+        Http1FastPath.advance(self.connection, self)
 
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
         cdef char[256] line
@@ -200,7 +202,7 @@ cdef class FastPathExchange(ExchangeCore):
         self.request = None
         self.connection.reply_error(self, error, headers)
         self.complete = True
-        Http1FastPath.advance(self.connection)
+        Http1FastPath.advance(self.connection, self)
 
 
 cdef class Http1FastPath(Connection):
@@ -278,8 +280,8 @@ cdef class Http1FastPath(Connection):
 
     # ------------------------------------------------------------ output
 
-    cpdef advance(self):
-        """Moves output of the oldest exchanges to the connection, in their order."""
+    cpdef advance(self, ExchangeCore written):
+        """Moves output of the oldest exchanges to the connection, in their order. `written`: the one that has some more."""
         cdef ExchangeCore first
         exchanges = self.exchanges
         while exchanges:
@@ -287,6 +289,9 @@ cdef class Http1FastPath(Connection):
             if first.output:
                 self.ready += first.output
                 first.output = []
+                self.moved = True
+                if first.waits:
+                    self.let_go(first)
             if not first.complete:
                 break
             exchanges.popleft()
@@ -295,6 +300,8 @@ cdef class Http1FastPath(Connection):
                 first.access.end()
             if not first.keep_alive:
                 self.happens(Event.NO_MORE)
+        if written.output:
+            self.count(written)
         if not exchanges:
             self.since_ns = now_ns()
             if self.idle is not None:
@@ -302,6 +309,34 @@ cdef class Http1FastPath(Connection):
         if self.room is not None and self.has_room():
             self.room.set()
         LoopPassCore.want_flush(self.loop_pass, self)
+
+    cdef int count(self, ExchangeCore behind) except -1:
+        """Counts what was written behind an exchange that is not answered (rule 7)."""
+        cdef list output = behind.output
+        cdef Py_ssize_t i, size = 0
+        if self.writer.broken:     # nobody will read it
+            behind.output = []
+            behind.counted = 0
+            return 0
+        for i in range(behind.counted, len(output)):
+            buffer = output[i]
+            size += PyBytes_GET_SIZE(buffer) if PyBytes_CheckExact(buffer) else <Py_ssize_t>memoryview(buffer).nbytes
+        behind.counted = len(output)
+        behind.waits += size
+        behind.held += size
+        self.held += size
+        if behind.waits > TOLD:
+            (<object>self.budget).made(size if behind.waits - size > TOLD else behind.waits)
+        return 0
+
+    cdef int let_go(self, ExchangeCore oldest) except -1:
+        """What waited in an exchange was moved: it is the oldest from now on."""
+        self.held -= oldest.waits
+        oldest.held -= oldest.waits
+        oldest.waits = oldest.counted = 0
+        if oldest.turn is not None:
+            oldest.turn.set()
+        return 0
 
     def flush(self):
         """Sends what is ready. Called at the end of the loop pass."""

@@ -10,17 +10,18 @@ How bytes become requests is in transport.http1.input; the states of a connectio
 
 Rules:
  1. Answers are sent in the order of the requests (pipelining): an exchange writes only while it is the oldest; later
-    ones keep their answers until then.
+    ones keep their answers until then, and those that come in parts wait when they keep much.
  2. When the peer closes its side, every request it has not been answered is cancelled (transport.http1.ending says
     how a connection ends).
  3. A malformed request gets 400, 408, 413 or 431 where an answer is still possible; then the connection is closed, and
     nothing after that request is read.
  4. Whatever a connection raises concerns that connection only.
  5. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by MAX_EXCHANGES and the
-    bytes they hold; while a peer does not read its answers, its requests are not read.
+    bytes they hold, of answers that wait for earlier ones, too; while a peer does not read its answers, its requests are not read.
  6. Time is bounded: a request must be complete within the request timeout plus the time that its bytes take at
     MIN_BYTES_PER_SECOND. A peer that takes nothing of its answers for as long as the request timeout is cut off
-    (see check()).
+    (see check()). An answer that waits for an earlier one keeps its model's instance: it is broken off when nothing of
+    earlier ones comes for as long. The earlier one may wait for that very instance.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Http1Connection(Http1Input):
         self.draining = bool(turned_away)
         self._scope = trio.CancelScope()
         wire.on_failed = self.over
+        self._still_ns = 0  # since when answers wait and no earlier one has gone on
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
 
     def open_requests(self) -> int:
@@ -73,9 +75,11 @@ class Http1Connection(Http1Input):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of unanswered requests, of the request being received, and of answers that were not read."""
+        """Bytes of unanswered requests, of those being received, and of answers that were not sent or not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
-        return self.held + coming + len(self.partial or b"") + int(self.writer.pending)
+        coming += len(self.partial or b"") + len(self.later or b"")
+        ready = sum(memoryview(buffer).nbytes for buffer in self.ready)
+        return self.held + coming + ready + int(self.writer.pending)
 
     # ------------------------------------------------------------ requests
 
@@ -162,6 +166,14 @@ class Http1Connection(Http1Input):
             self.writer.give_up()  # wakes whoever waits for room; unanswered requests are cancelled
             self.over()
             return
+        behind = [each for each in self.exchanges if each.turn is not None] if len(self.exchanges) > 1 else ()
+        if self.moved or not behind:
+            self.moved = False
+            self._still_ns = now_ns
+        elif now_ns - self._still_ns > request_timeout_ns:
+            log.info("an answer is broken off: it has waited too long for an earlier one on its connection")
+            for exchange in behind:
+                exchange.disconnect(self.services)
         if self.exchanges or self.closing:
             return
         if self.state != State.IDLE:
@@ -214,6 +226,8 @@ class Http1Connection(Http1Input):
                 for exchange in self.exchanges:  # whose client has left before they were answered
                     if exchange.access is not None:
                         exchange.access.end()
+                    if exchange.turn is not None:
+                        exchange.turn.set()
                 self.wire.let_go()
             self._parser = None
         return handed_over

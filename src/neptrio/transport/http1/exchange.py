@@ -1,7 +1,7 @@
 """One HTTP/1.1 request that came through the parser: how its answer becomes bytes.
 
-An exchange may write only while it is the oldest of its connection; until then its output is kept. What happens to the
-request is transport/rest/exchange.py's.
+An exchange may write only while it is the oldest of its connection; until then its output is kept, and above HIGH_WATER
+bytes of it the app waits. What happens to the request is transport/rest/exchange.py's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from neptrio.service.access_log import AccessLog
 from neptrio.transport.http1.fast_path import JOIN_BYTES, ExchangeCore
-from neptrio.transport.rest.exchange import HttpExchange
+from neptrio.transport.rest.exchange import HIGH_WATER, HttpExchange
 from neptrio.transport.rest.head import RequestHead
 from neptrio.transport.rest.infer import Headers
 
@@ -70,7 +72,7 @@ class Exchange(HttpExchange, ExchangeCore):
             self.access.answers(status, sum(memoryview(part).nbytes for part in sent))
         self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
         self.complete = True
-        self.connection.advance()
+        self.connection.advance(self)
 
     def start(self, status: int, headers: Headers) -> None:
         if not any(name == b"content-length" for name, _ in headers):
@@ -82,29 +84,38 @@ class Exchange(HttpExchange, ExchangeCore):
         if self.access is not None:
             self.access.answers(status)
         self.output.append(head(self.version, status, headers, self.keep_alive))
-        self.connection.advance()
+        self.connection.advance(self)
 
     def write(self, data: Any) -> None:
         if self.access is not None:
             self.access.bytes_out += memoryview(data).nbytes
         self.output += [b"%x\r\n" % len(data), data, b"\r\n"] if self._chunked else [data]
-        self.connection.advance()
+        self.connection.advance(self)
 
     def finish(self) -> None:
         if not self.complete:
             if self._chunked:
                 self.output.append(b"0\r\n\r\n")
             self.complete = True
-            self.connection.advance()
+            self.connection.advance(self)
 
     def break_off(self) -> None:
         self._chunked = self.keep_alive = False  # closing the connection tells the peer
         self.finish()
 
     async def writable(self) -> None:
-        writer = self.connection.wire.writer
-        while writer.congested and not writer.broken:
-            await writer.drained()
+        writer = self.connection.writer
+        while not writer.broken:
+            if writer.congested:
+                await writer.drained()
+            elif self.waits > HIGH_WATER:
+                self.turn = trio.Event()
+                try:
+                    await self.turn.wait()
+                finally:
+                    self.turn = None
+            else:
+                return
 
 
 def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:

@@ -39,6 +39,10 @@ from neptrio.transport.wire import Wire
 
 log = logging.getLogger("neptrio.rest")
 
+HIGH_WATER = (
+    64 << 10
+)  # bytes of an answer that wait for their turn or for the client; its app waits above that
+
 
 class Plain(Protocol):
     """A request that the compiled code of a connection answers, when a worker has to print its answer."""
@@ -173,7 +177,7 @@ class HttpExchange(Responder):
         raise NotImplementedError
 
     async def writable(self) -> None:
-        """Waits while the peer does not read."""
+        """Waits while the peer does not read, or earlier answers are to be sent first."""
         raise NotImplementedError
 
     def hold(self, size: int) -> None:

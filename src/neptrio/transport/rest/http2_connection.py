@@ -33,7 +33,7 @@ from neptrio.transport.http2.connection import ConnectionTimes, Http2Connection
 from neptrio.transport.http2.limits import HEADERS_TOO_LARGE, INTERNAL_ERROR, REST, FloodBudget, PingPolicy
 from neptrio.transport.http2.session import Http2Session, session_class
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.exchange import Carrier, HttpExchange, always_answered, most_body
+from neptrio.transport.rest.exchange import HIGH_WATER, Carrier, HttpExchange, always_answered, most_body
 from neptrio.transport.rest.head import HeadTooLarge, RequestHead
 from neptrio.transport.rest.http2_stream import RestHttp2Core, RestStream
 from neptrio.transport.rest.infer import JSON, Headers, error_body
@@ -43,7 +43,6 @@ from neptrio.transport.wire import Wire
 log = logging.getLogger("neptrio.rest")
 
 LAST_NS = 5 * 10**9  # when the server stops: how long the last answers may take to be read
-HIGH_WATER = 64 << 10  # bytes of an answer that wait for the client; its app waits above that
 OF_HTTP_1 = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 EMPTY: Headers = []
 TOO_LATE = TritonError("the request did not arrive in time")
