@@ -64,3 +64,37 @@ def test_chunks_alone_are_one_request_of_several(client) -> None:  # type: ignor
         for _ in range(2):
             sender.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED)
             assert sender.read("POST").status == 200
+
+
+@pytest.mark.parametrize(
+    "beside", ["a trailer without end", "trailers without end", "an extension without end"]
+)
+def test_what_stands_beside_the_parts_of_a_body_is_limited(client, beside: str) -> None:  # type: ignore[no-untyped-def]
+    text = {
+        "a trailer without end": b"0\r\nX-T: " + b"x" * (128 << 10),
+        "trailers without end": b"0\r\n" + b"A: b\r\n" * (32 << 10),
+        "an extension without end": b"1;" + b"x" * (128 << 10),
+    }
+    with client() as sender:
+        sender.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + text[beside])
+        reply = sender.read("POST")
+        assert (reply.status, reply.headers["connection"]) == (431, "close")
+        assert json.loads(reply.body)["error"] == "request headers exceed the limit of 65536 bytes"
+        assert sender.closed()
+
+
+def test_trailers_may_be_as_long_as_a_head(client) -> None:  # type: ignore[no-untyped-def]
+    trailers = b"X-T: " + b"x" * 30_000 + b"\r\n"
+    body = b"2\r\n{}\r\n0\r\n" + 2 * trailers + b"\r\n"
+    with client() as sender:
+        for _ in range(3):
+            sender.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+            assert sender.read("POST").status == 200
+
+
+def test_many_small_parts_are_one_body(client) -> None:  # type: ignore[no-untyped-def]
+    """Their sizes are longer than a head may be."""
+    spaces = b"1\r\n \r\n" * 40_000
+    with client() as sender:
+        sender.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + spaces + CHUNKED)
+        assert sender.read("POST").status == 200

@@ -11,6 +11,8 @@ Rules:
     Transfer-Encoding is refused.
  3. No byte of a body is kept that the budget of all connections did not grant.
  4. Bytes are parsed only while there is room for the requests in them; the rest waits in `later`.
+ 5. What comes of a chunked request without being a part of its body (sizes, extensions, trailers, whole or not) may be as
+    long as a head before the next part. The parser joins a trailer's pieces anew whenever one comes, and tells nobody.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class Http1Input(Carrier, Http1FastPath):
         self._direct_at = 0
         self._direct_request = ("", "", False)
         self._head_seen = 0
+        self._beside_body = 0  # bytes since the head or the last part of a chunked body (rule 5)
         self._continue_due = False  # the client waits for a 100 before it sends the body
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
 
@@ -94,7 +97,7 @@ class Http1Input(Carrier, Http1FastPath):
     def on_headers_complete(self) -> None:
         self.happens(Event.HEAD_READ)
         self._body = b""
-        self.body_received = 0
+        self.body_received = self._beside_body = 0
         absolute = _ABSOLUTE.match(self.head.url)
         raise_it(host_problem(self.head.get(b"host"), self.head.hosts, self._parser.get_http_version()))
         if absolute is not None:  # a proxy's form
@@ -145,6 +148,7 @@ class Http1Input(Carrier, Http1FastPath):
 
     def on_body(self, data: bytes) -> None:
         self._continue_due = False
+        self._beside_body = 0
         self.body_received += len(data)
         while self.body_received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
@@ -215,6 +219,11 @@ class Http1Input(Carrier, Http1FastPath):
                 return
             end = at + self._piece(data, at)
             self._parse(data[at:end] if end - at < size else data)
+            if self.state == State.BODY and self.head.chunked:
+                self._beside_body += end - at
+                # a piece may begin with a part of the body
+                if self._beside_body > MAX_HEAD_BYTES + PIECE_BYTES:
+                    self._head_too_large()
             at = end
         if size and not self.closing:
             self._parsed(size)
