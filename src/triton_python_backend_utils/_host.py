@@ -37,7 +37,7 @@ class Host:
 
         `blocking` says that the calling thread will wait for the responses.
         `deliver(response, final)` is called from any thread, once per response; a final without
-        data comes as (None, True).
+        data comes as (None, True). It neither waits nor runs the model's code: others are heard behind it.
         """
         raise NotImplementedError
 

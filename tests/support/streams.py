@@ -43,5 +43,6 @@ class Answers:
     def __enter__(self) -> Answers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._client.stop_stream()
+    def __exit__(self, failure: object, *_: object) -> None:
+        # whoever has not come to an answer must not wait for it here once more
+        self._client.stop_stream(cancel_requests=failure is not None)

@@ -1,7 +1,8 @@
 // Requests that a backend makes to models of the server, itself included (what Python models call BLS).
 //
-// A call's inputs are copied while the host takes it, so the request is given back to the backend at once. Its responses come on
-// a thread of the host's; their outputs are copied into what the backend's allocator gives.
+// A call's inputs are copied while the host takes it, so the request is given back to the backend at once. Responses of all calls
+// come on one thread of the host's, which does nothing else, so that the backend's callbacks may wait; their outputs are copied into
+// what the backend's allocator gives.
 #include <unordered_map>
 
 #include "calls.h"

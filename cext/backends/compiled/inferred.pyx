@@ -1,6 +1,12 @@
 """Requests that a backend makes to models of the server.
 
-Rules: those of host.pyx. A call is known to the library by a number.
+Rules, beside those of host.pyx:
+ 1. A call is known to the library by a number.
+ 2. The backend's callbacks run on a thread of their own, one after the other, in the order in which the responses have come. They
+    may wait: for a lock, or in a ResponseSend until the client has read. So who hears a response only puts it into a queue, and
+    goes on to hear the acknowledgements and cancellations that end such waiting.
+ 3. The server hears that a response was taken when its callback has returned. So the queue holds of each call what a Python model
+    may have left untaken.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -9,11 +15,12 @@ from neptrio.backends.compiled.interface cimport *
 from neptrio.backends.compiled.shapes cimport *
 
 import json
+import queue
 import threading
 
 from neptrio.backends.compiled.raw_input import CannotBeDeduced, deduced
 from triton_python_backend_utils._errors import ErrorCode, TritonError
-
+from triton_python_backend_utils._process import threads
 from triton_python_backend_utils._request import InferenceRequest, InferenceTrace
 
 
@@ -23,14 +30,36 @@ cdef enum:
 
 
 cdef class Inferring:
-    """Who is asked, and the calls under way by number."""
+    """Who is asked, the calls under way by number, and their responses on the way to the backend: rule 2."""
 
     cdef object asked        # the Host of triton_python_backend_utils
     cdef dict calls
+    cdef object arrived      # (Called, response, final) of each
+    cdef bint delivering     # a thread takes them
+    cdef object lock         # of what was said last
+
+    cdef int begin(self) except -1:
+        """Starts the thread, which the process does not wait for when it ends. Raises NoThread."""
+        with self.lock:
+            if not self.delivering:
+                threads.start(deliver_for_ever)
+                self.delivering = True
+        return 0
 
 
 cdef Inferring running = None
 cdef const compiled_library* library = NULL
+
+
+def deliver_for_ever():
+    """Hands responses to the backend: rule 2."""
+    while True:
+        called, response, final = running.arrived.get()
+        try:
+            called.hand_over(response, final)
+        except BaseException as error:
+            unheard("a response of a request of the backend was not given to it", error)
+        called = response = None  # the memory that it is in goes back to the server
 
 
 cdef object raw_tensor(const compiled_call* call):
@@ -56,6 +85,8 @@ cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept w
     cdef const compiled_tensor* at
     cdef LentBytes memory
     try:
+        if not running.delivering:
+            running.begin()
         tensors = [raw_tensor(call)] if call.raw else []
         for i in range(0 if call.raw else call.input_count):
             at = &call.inputs[i]
@@ -95,7 +126,7 @@ cdef void on_cancel_call(uint64_t call) noexcept with gil:
 
 
 class Called:
-    """A request that the backend has made. Its responses come on the second thread, perhaps before begin() has returned."""
+    """A request that the backend has made. Its responses may come, and be handed over, before begin() has returned."""
 
     def __init__(self, number):
         self.number = number
@@ -118,6 +149,10 @@ class Called:
             handle.cancel()
 
     def deliver(self, response, final):
+        running.arrived.put((self, response, final))
+
+    def hand_over(self, response, final):
+        """Calls the backend with a response."""
         cdef Room room = Room()
         cdef compiled_response given
         cdef uint64_t number = self.number
@@ -150,6 +185,7 @@ cdef int infers(compiled_host* functions, const compiled_library* opened, asked)
     global running, library
     running = Inferring.__new__(Inferring)
     running.asked, running.calls = asked, {}
+    running.arrived, running.lock = queue.SimpleQueue(), threading.Lock()
     library = opened
     functions.infer, functions.cancel_call = on_infer, on_cancel_call
     return 0

@@ -13,6 +13,8 @@ Rules:
  1. Only one thread ever takes from the ring of batches: the main thread, or with an event loop the third.
  2. What comes on the other ring is handled by one thread at a time, in order: under `hearing`. It is taken before the lock
     of a channel, never the other way round.
+ 3. Nothing that is called under `hearing` waits: a call's `deliver` puts the response where another thread takes it. A model's own
+    code may wait for what only an acknowledgement ends, in send().
 
 What crosses on the socket may overtake what the server put into a ring before it. So `finalize` waits in the inbox
 until LOOK comes on the ring of batches, behind the last ends of sequences.

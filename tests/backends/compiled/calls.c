@@ -1,4 +1,5 @@
-/* A request that the backend makes, of another model; its answer is that of the request that asks for it. */
+/* Requests that the backend makes, of other models. The answer of one is that of the request that asks for it; those of several are
+ * followed by more than a client may leave unread, sent where the responses are heard of. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,4 +139,72 @@ void call(object request, const char* model, const char* how) {
     pthread_mutex_unlock(&waiting.lock);
   }
   answer_text(request, waiting.text);
+}
+
+/* ------------------------------------------------------------ responses from a callback */
+
+enum { CALLS = 2, PARTS = 3, ELEMENTS = 1 << 18 };
+
+/* who sends: a thread, and the callback of each call; one at a time, however long it has to wait */
+struct relaying { pthread_mutex_t lock; object factory; int left; };
+
+static void relay_parts(struct relaying* relaying, int32_t first) {
+  int64_t shape[2] = {1, ELEMENTS};
+  int part, i, left;
+  pthread_mutex_lock(&relaying->lock);
+  for (part = 0; part < PARTS; part++) {
+    object response;
+    int32_t* to;
+    fine(TRITONBACKEND_ResponseNewFromFactory(&response, relaying->factory));
+    to = output(response, "OUT", 8, shape, 2, ELEMENTS * sizeof *to);
+    for (i = 0; i < ELEMENTS; i++) to[i] = first + part;
+    fine(TRITONBACKEND_ResponseSend(response, 0, NULL));
+  }
+  left = --relaying->left;
+  pthread_mutex_unlock(&relaying->lock);
+  if (left > 0) return;
+  fine(TRITONBACKEND_ResponseFactorySendFlags(relaying->factory, 1));
+  fine(TRITONBACKEND_ResponseFactoryDelete(relaying->factory));
+  free(relaying);
+}
+
+static void* relay_on_thread(void* with) {
+  relay_parts(with, 0);
+  return NULL;
+}
+
+static void relay_responded(object response, uint32_t flags, void* with) {
+  const void* base;
+  if (response != NULL) {
+    fine(TRITONSERVER_InferenceResponseError(response));
+    fine(TRITONSERVER_InferenceResponseOutput(response, 0, NULL, NULL, NULL, NULL, &base, NULL, NULL, NULL, NULL));
+    relay_parts(with, *(const int32_t*)base);
+    fine(TRITONSERVER_InferenceResponseDelete(response));
+  } else if (!(flags & 1)) {
+    abort();
+  }
+}
+
+void relay(object request) {
+  struct relaying* relaying = malloc(sizeof *relaying);
+  static object allocator;
+  int64_t shape[2] = {1, 1};
+  pthread_t thread;
+  int i;
+  if (allocator == NULL) fine(TRITONSERVER_ResponseAllocatorNew(&allocator, allocate, released_buffer, NULL));
+  pthread_mutex_init(&relaying->lock, NULL);
+  relaying->left = CALLS + 1;
+  fine(TRITONBACKEND_ResponseFactoryNew(&relaying->factory, request));
+  pthread_create(&thread, NULL, relay_on_thread, relaying);
+  pthread_detach(thread);
+  for (i = 1; i <= CALLS; i++) {
+    object made;
+    int32_t value = 10 * i; /* copied by the call */
+    fine(TRITONSERVER_InferenceRequestNew(&made, server, "identity", -1));
+    fine(TRITONSERVER_InferenceRequestAddInput(made, "IN", 8, shape, 2));
+    fine(TRITONSERVER_InferenceRequestAppendInputData(made, "IN", &value, 4, 0, 0));
+    fine(TRITONSERVER_InferenceRequestSetReleaseCallback(made, released, NULL));
+    fine(TRITONSERVER_InferenceRequestSetResponseCallback(made, allocator, NULL, relay_responded, relaying));
+    fine(TRITONSERVER_ServerInferAsync(server, made, NULL));
+  }
 }

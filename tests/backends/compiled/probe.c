@@ -440,6 +440,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
     } else if (strncmp(what, "call ", 5) == 0) {
       call(request, what + 5, "");
+    } else if (strcmp(what, "relay") == 0) {
+      relay(request);
     } else if (strncmp(what, "priority ", 9) == 0) {
       call(request, "levels", what);
     } else if (strncmp(what, "call, ", 6) == 0) {

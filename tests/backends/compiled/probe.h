@@ -13,6 +13,7 @@ void every(object instance, object request); /* every.c */
 void server_says(object request, const char* what); /* server.c */
 const char* shown(void);
 void call(object request, const char* model, const char* how); /* calls.c */
+void relay(object request);
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
 void loads(object instance, const char* how); /* concurrent.c */

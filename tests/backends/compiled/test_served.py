@@ -166,6 +166,20 @@ def test_a_decoupled_model_streams(server: ServerProcess) -> None:
     assert values == [0, 1, 2, 3, 4]
 
 
+def test_a_callback_sends_more_than_a_client_may_leave_unread(server: ServerProcess) -> None:
+    """Each of its responses waits until the one before was read: whoever tells it so does not wait for the callback."""
+    made = grpc.InferInput("IN", [1, 1], "INT32")
+    made.set_data_from_numpy(np.array([[1]], np.int32))
+    with grpc.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
+        for _ in range(2):
+            client.async_stream_infer("stream", [made], parameters={"do": "relay"})
+            found = [answers.result().as_numpy("OUT") for _ in range(9)]
+            assert all(array.shape == (1, 1 << 18) and np.ptp(array) == 0 for array in found)
+            values = [int(array[0, 0]) for array in found]
+            assert sorted(values) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+            assert all(values[at + 1] == values[at] + 1 for at in (0, 1, 3, 4, 6, 7)), "one after the other"
+
+
 def test_states_of_sequences(client: Any) -> None:
     for id in (11, 12):
         for i in (1, 2, 3):
