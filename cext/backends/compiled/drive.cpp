@@ -137,7 +137,7 @@ std::shared_ptr<Request> request_of(const compiled_request& given) {
   const auto made = std::make_shared<Request>();
   made->reply = std::make_shared<Reply>();
   made->reply->key = given.key;
-  made->reply->direct = made->reply->known = given.direct != 0;
+  made->reply->direct = given.direct != 0;
   made->reply->single = given.direct == 0;
   made->id = text_of(given.id);
   made->correlation = given.correlation;
@@ -196,6 +196,7 @@ int execute(compiled_request* given, uint32_t count, const compiled_execution** 
       given[i].handle = 0;
       made = find<Request>(handle_of(given[i]));
     }
+    made->reply->known = given[i].direct != 0;
     handles.push_back(made->handle);
     replies.push_back(made->reply);
   }
@@ -217,7 +218,7 @@ int execute(compiled_request* given, uint32_t count, const compiled_execution** 
     for (uint32_t i = 0; i < count; i++) {
       {
         std::lock_guard<std::mutex> held(replies[i]->lock);
-        replies[i]->closed = true;
+        replies[i]->answered = true;
         replies[i]->known = false;
       }
       take<Request>(handles[i]);
@@ -227,9 +228,7 @@ int execute(compiled_request* given, uint32_t count, const compiled_execution** 
   std::vector<Unsettled> gone;  // its end may call the host: after the lock
   std::lock_guard<std::mutex> held(settling);
   gone.swap(unsettled);
-  for (uint32_t i = 0; i < count; i++) {
-    if (!given[i].direct) unsettled.push_back({given[i].handle, replies[i], nullptr});
-  }
+  for (uint32_t i = 0; i < count; i++) unsettled.push_back({given[i].handle, replies[i], nullptr});
   return COMPILED_FINE;
 }
 
@@ -238,7 +237,7 @@ int waits(uint64_t handle) {
   for (Unsettled& one : unsettled) {
     if (one.handle != handle) continue;
     std::lock_guard<std::mutex> held_too(one.reply->lock);
-    return one.reply->sent.empty() && !one.reply->closed;
+    return !one.reply->direct && one.reply->sent.empty() && !one.reply->closed();
   }
   return 0;
 }
@@ -256,15 +255,18 @@ void settle(uint64_t handle, compiled_settled* settled) {
     settled->released = reply.released;
     if (reply.again) {
       settled->outcome = COMPILED_AGAIN;
+      reply.known = false;
+    } else if (reply.direct) {
+      settled->outcome = COMPILED_OPEN;
     } else if (!reply.sent.empty()) {  // one response answers it; what follows is an error of the backend's
       sent.swap(reply.sent);
       one.answer = sent.front();
-      reply.closed = true;
+      reply.answered = true;
       reply.known = !reply.released;  // the host keeps the inputs until the last reference goes
       settled->outcome = COMPILED_ANSWERED;
       one.answer->show(&settled->response);
       settled->response.later = reply.finish(&settled->stated);
-    } else if (!reply.closed) {
+    } else if (!reply.answered) {
       reply.direct = reply.known = true;
       settled->outcome = COMPILED_OPEN;
     } else {

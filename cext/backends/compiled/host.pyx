@@ -192,9 +192,8 @@ cdef class Host:
         if code != COMPILED_FINE:
             return self.failed(requests, code, said(text))
         made = Timed()
-        if not self.decoupled:
-            for i in range(count):
-                made.append(self.settled(requests[i], given[i].handle, stated))
+        for i in range(count):
+            made.append(self.settled(requests[i], given[i].handle, stated))
         rows = [(min(executions[i].size, MOST_TIME), *times_of(&executions[i].times)) for i in range(execution_count)]
         if rows:
             made.times = rows[len(rows) - 1][1:4]
@@ -242,7 +241,8 @@ cdef class Host:
         return None if self.decoupled else made
 
     cdef object settled(self, request, uint64_t handle, list stated):
-        """What has become of a request: its response, or None where a sender has it. Adds what was reported of it to `stated`."""
+        """What has become of a request: its response, or None where a sender has it or it is executed again. Adds what was reported
+        of it to `stated`."""
         cdef compiled_settled found
         cdef uint64_t key = request._channel.id
         cdef Entry entry = self.entries[key]

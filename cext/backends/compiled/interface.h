@@ -91,7 +91,7 @@ struct compiled_response {
 /* what became of a request when the backend's Execute had returned: see settle() */
 enum compiled_outcome {
   COMPILED_ANSWERED, /* the response is in the structure, until dropped() */
-  COMPILED_OPEN,     /* the backend answers later, by respond() */
+  COMPILED_OPEN,     /* the backend answers by respond(), later, or did so where it is direct */
   COMPILED_AGAIN,    /* released to be executed again */
   COMPILED_LOST      /* released, and nothing is left that could answer it */
 };
@@ -235,7 +235,7 @@ struct compiled_library {
   /* `executions` are those that were reported meanwhile: valid until the next call */
   int (*execute)(struct compiled_request* requests, uint32_t count, const struct compiled_execution** executions,
                  uint32_t* execution_count, char* text, size_t room);
-  int (*waits)(uint64_t handle); /* it has no answer yet */
+  int (*waits)(uint64_t handle); /* it has no answer yet, and is not direct */
   void (*settle)(uint64_t handle, struct compiled_settled* settled);
   void (*dropped)(uint64_t handle); /* the host is done with what settle() gave */
   void (*carried)(uint64_t handle); /* the tokens of its response are the host's now */

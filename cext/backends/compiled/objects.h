@@ -180,15 +180,18 @@ struct State;
 // What is left of a request where it is answered: requests, factories and responses share it.
 struct Reply {
   ~Reply();
-  bool finish(compiled_stated* told);  // with its lock: the last response goes. True where statistics may still be reported
+  // these two with its lock. Nothing more may be sent: where responses go at once, a request that was given back takes them as long as
+  // the host knows it by its key, until settle()
+  bool closed() const { return answered || (again && (settled || !direct)); }
+  bool finish(compiled_stated* told);  // the last response goes. True where statistics may still be reported
   uint64_t key = 0;
   std::mutex lock;
   bool single = false;   // one response answers it
   bool direct = false;   // responses are handed to the host at once
   bool settled = false;  // the host has looked at it after Execute; before that it holds the inputs itself
-  bool closed = false;   // answered, or given back to the server: nothing more may be sent
+  bool answered = false;  // nothing more may be sent
   bool released = false;
-  bool again = false;
+  bool again = false;  // given back, to be executed again
   bool final = false;
   bool known = false;  // the host has to be told when nothing is left that could answer it
   bool over = false;   // its last response was handed to the host

@@ -119,7 +119,7 @@ API Failed TRITONBACKEND_RequestRelease(Handle request, uint32_t flags) {
   {
     std::lock_guard<std::mutex> held(reply->lock);
     reply->released = true;
-    if (flags == RELEASE_RESCHEDULE && !reply->settled) reply->again = reply->closed = true;
+    if (flags == RELEASE_RESCHEDULE && !reply->settled) reply->again = true;
     tell = reply->settled || reply->direct;
   }
   if (tell) host.released(reply->key);

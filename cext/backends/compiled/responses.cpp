@@ -103,12 +103,12 @@ static Failed send(const char* function, const std::shared_ptr<Reply>& reply, co
   bool later = false;
   {
     std::lock_guard<std::mutex> held(reply->lock);
-    if (reply->closed && !response && !reply->final) {  // the one response has answered it, and this says so
+    if (reply->answered && !response && !reply->final) {  // the one response has answered it, and this says so
       reply->final = true;
       return nullptr;
     }
-    if (reply->closed) return closed(function);
-    if (flags & FINAL) reply->final = reply->closed = true;
+    if (reply->closed()) return closed(function);
+    if (flags & FINAL) reply->final = reply->answered = true;
     if (response) {
       response->states.swap(reply->states);
       check(*response);
@@ -129,7 +129,7 @@ using namespace compiled;
 static Failed new_response(const char* function, Handle* response, const std::shared_ptr<Reply>& reply) {
   {
     std::lock_guard<std::mutex> held(reply->lock);
-    if (reply->closed) return closed(function);
+    if (reply->closed()) return closed(function);
   }
   const auto made = std::make_shared<Response>();
   made->reply = reply;
@@ -336,7 +336,7 @@ API Failed TRITONBACKEND_StateUpdate(Handle state) {
     check(*reply->sent.back());
     return nullptr;
   }
-  if (reply->closed) return closed(__func__);
+  if (reply->closed()) return closed(__func__);
   reply->states.push_back(found);
   return nullptr;
 }

@@ -84,6 +84,11 @@ def server(
     state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
     state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
     write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")
+    write_model(folder, "again", TEXT + ONE + "sequence_batching { iterative_sequence: true }")
+    decoupled = "model_transaction_policy { decoupled: true } "
+    write_model(
+        folder, "countdown", TEXT + ONE + decoupled + "sequence_batching { iterative_sequence: true }"
+    )
     every = "".join(f'{{ name: "{{0}}_{kind}" data_type: TYPE_{kind} dims: [ -1 ] }},' for kind in TYPES)[:-1]
     text = 'backend: "probe" max_batch_size: 8 input [ ' + every.replace("{0}", "IN")
     steps = 'ensemble_scheduling { step [ { model_name: "probe" model_version: -1 input_map { key: "IN" value: "IN" } '

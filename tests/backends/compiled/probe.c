@@ -418,12 +418,10 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       continue;
     }
     if (strcmp(what, "again") == 0) {
-      static int times;
-      if (times++ < 2) {
-        fine(TRITONBACKEND_RequestRelease(request, 2));
-        continue;
-      }
-      answer_text(request, "at the third time");
+      if (again(request)) continue;
+    } else if (strncmp(what, "count down", 10) == 0) {
+      count_down(request, what + 10);
+      continue;
     } else if (strcmp(what, "later") == 0) {
       on_thread(request, later);
     } else if (strcmp(what, "stream") == 0) {

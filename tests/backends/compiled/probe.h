@@ -14,6 +14,8 @@ void server_says(object request, const char* what); /* server.c */
 const char* shown(void);
 void call(object request, const char* model, const char* how); /* calls.c */
 void relay(object request);
+int again(object request); /* again.c */
+void count_down(object request, const char* how);
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
 void loads(object instance, const char* how); /* concurrent.c */
