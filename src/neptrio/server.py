@@ -15,6 +15,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -27,7 +28,7 @@ from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
-from neptrio.loop import collector, open_files, threads
+from neptrio.loop import collector, open_files, periodic, threads
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
@@ -174,17 +175,18 @@ class Server:
 
     async def _watch_tokens(self, tokens: Tokens) -> None:
         """Reads the file of tokens again and again, on a thread, because it may be on a slow file system."""
-        while True:
-            await trio.sleep(LOOK_SECONDS)
-            try:
+
+        async def look() -> None:
+            changed = None
+            with suppress(threads.NoThread):
                 changed = await threads.run(tokens.changed, abandon_on_cancel=True)
-            except threads.NoThread:
-                continue
             if changed is not None:
                 tokens.take(changed)
                 if self.front_ends is not None:
                     await self.front_ends.announce()
                 tokens.tell()
+
+        await periodic.for_ever(LOOK_SECONDS, look, "--auth-config: looking at the file", log)
 
     def _host(self, repository: RepositoryManager) -> ModelHost:
         """Makes the objects that models' code calls back into. Called before the first model is made."""

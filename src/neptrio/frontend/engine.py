@@ -27,6 +27,7 @@ from neptrio.frontend.front_end_session import START_SECONDS, FrontEndSession
 from neptrio.frontend.model_table import ModelTable
 from neptrio.frontend.template import Template
 from neptrio.frontend.verbs import ForwardedVerbs
+from neptrio.loop import periodic
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.processes import use
@@ -171,15 +172,21 @@ class FrontEnds:
 
     async def _watch(self) -> None:
         """Tells front ends of changes that came about in another way than through them."""
-        notifier = self._repository.readiness
-        while True:
+        notifier, seen = self._repository.readiness, -1
+
+        async def look() -> None:
+            nonlocal seen
             seen = notifier.notified
             self._renew()
             for session in self._sessions:
                 if session is not None and not session.ended:
                     session.end.look()
-            with trio.move_on_after(LOOK_SECONDS):
+
+        async def news(seconds: float) -> None:
+            with trio.move_on_after(seconds):
                 await notifier.wait(seen)
+
+        await periodic.for_ever(LOOK_SECONDS, look, "telling front ends what has changed", log, news)
 
     # ------------------------------------------------------------ their sessions
 

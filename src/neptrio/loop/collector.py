@@ -20,10 +20,13 @@ Rules:
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable
 
-import trio
+from neptrio.loop import periodic
+
+log = logging.getLogger("neptrio.server")
 
 YOUNG = 2_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.3 ms
 MIDDLE = 0  # every second look at the youngest is one at those that survived the first, too
@@ -116,9 +119,11 @@ async def collect(passes: Callable[[], int], models: Callable[[], int] = lambda:
     """
     growth = Growth()
     growth.looked(sys.getallocatedblocks(), models())
-    while True:
-        await trio.sleep(LOOK_SECONDS)
+
+    async def look() -> None:
         rests = growth.rests(passes())
         if _ours and growth.too_much(sys.getallocatedblocks(), models, rests):
             look_at_all()
             growth.looked(sys.getallocatedblocks(), models())
+
+    await periodic.for_ever(LOOK_SECONDS, look, "looking whether the garbage collector is needed", log)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from neptrio.limits import shown
-from neptrio.loop import allocator, threads
+from neptrio.loop import allocator, periodic, threads
 from neptrio.loop.slices import Slices
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
@@ -271,17 +271,21 @@ class Budget:
         """Puts away what is idle, and what is above the budget because models have grown, for ever."""
         measured = kept = trio.current_time()
         self._beside = self._beside_models()
-        while True:
-            await trio.sleep(LOOK_SECONDS)
-            if self.limits and trio.current_time() - measured >= MEASURED_SECONDS:
+
+        async def turn() -> None:
+            nonlocal measured, kept
+            now = trio.current_time()
+            if self.limits and now - measured >= MEASURED_SECONDS:
+                measured = now  # also where it fails: then the next turn does the rest
                 await self.measure()
-                measured = trio.current_time()
             await self.look()
             if HOST in self.limits:
                 await self._give_back()
-            if self.remembered.due and trio.current_time() - kept >= KEPT_SECONDS:
+            if self.remembered.due and now - kept >= KEPT_SECONDS:
+                kept = now
                 await self.keep()
-                kept = trio.current_time()
+
+        await periodic.for_ever(LOOK_SECONDS, turn, "looking what models hold", log)
 
     async def recall(self) -> None:
         """Takes up what was remembered at an earlier start."""

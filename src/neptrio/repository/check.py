@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,7 +314,7 @@ class Checker:
         assert checked.folder is not None
         for i, output in enumerate(config.output):
             label = output.label_filename
-            if label and validate_config.inside(label) and (checked.folder / label).is_file():
+            if label and validate_config.inside(label) and os.path.isfile(checked.folder / label):
                 at = ("output", i, "label_filename")
                 try:
                     found = labels.read_file(checked.folder / output.label_filename, output.name)
@@ -443,7 +444,11 @@ def _sample_problem(folder: Path, name: str, data: Any) -> str:
     if kind is None:
         return f"warm-up input '{name}' needs one of zero_data, random_data and input_data_file"
     path = folder / "warmup" / data.input_data_file
-    if kind != "input_data_file" or not validate_config.inside(data.input_data_file) or not path.is_file():
+    if (
+        kind != "input_data_file"
+        or not validate_config.inside(data.input_data_file)
+        or not os.path.isfile(path)
+    ):
         return ""
     size = path.stat().st_size
     count = math.prod(data.dims)

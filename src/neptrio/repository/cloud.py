@@ -226,7 +226,7 @@ class CloudRepository:
                 before = self._usable(name)
                 target = self.folder / name
                 keys = {path: file.key for path, file in files.items()}
-                if target.is_dir() and {p: e["key"] for p, e in before.items()} == keys:
+                if os.path.isdir(target) and {p: e["key"] for p, e in before.items()} == keys:
                     self._kept += len(files)
                     return _fingerprint(files, folders)
                 made = Path(tempfile.mkdtemp(dir=self.folder.parent / "work"))
@@ -267,7 +267,7 @@ class CloudRepository:
         for path, file in files.items():
             target = made / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if before.get(path, {}).get("key") == file.key and (old / path).is_file():
+            if before.get(path, {}).get("key") == file.key and os.path.isfile(old / path):
                 os.link(old / path, target)
                 manifest[path] = before[path]
                 self._kept += 1
@@ -287,7 +287,7 @@ class CloudRepository:
     def _put(self, name: str, made: Path, target: Path, manifest: dict[str, dict[str, str]]) -> None:
         made.chmod(0o755)
         trash = made.with_name(made.name + "-old")
-        if target.exists():
+        if os.path.exists(target):
             target.rename(trash)
         made.rename(target)
         shutil.rmtree(trash, ignore_errors=True)

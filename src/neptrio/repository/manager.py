@@ -19,7 +19,7 @@ from neptrio.errors import Internal, InvalidArgument, NotFound, TritonError, Una
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
 from neptrio.limits import shown
-from neptrio.loop import threads
+from neptrio.loop import periodic, threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override
@@ -150,13 +150,14 @@ class RepositoryManager(Catalog):
 
     async def watch(self) -> None:
         """Mode on-demand: looks every --repository-poll-secs for folders that are new or gone, for ever."""
-        while True:
-            await trio.sleep(self._settings.repository_poll_secs)
-            try:
-                await self._refresh()
-                await self._look()
-            except TritonError as error:
-                log.error("listing the model repository failed: %s", error)
+
+        async def look() -> None:
+            await self._refresh()
+            await self._look()
+
+        await periodic.for_ever(
+            self._settings.repository_poll_secs, look, "listing the model repository", log
+        )
 
     def _unopened(self, error: TritonError | None) -> None:
         """Notes whether the repositories could be listed at the start; until they are, the server is not ready."""
@@ -264,12 +265,9 @@ class RepositoryManager(Catalog):
 
     async def poll(self) -> None:
         """Mode poll: polls every --repository-poll-secs, for ever."""
-        while True:
-            await trio.sleep(self._settings.repository_poll_secs)
-            try:
-                await self.poll_once()
-            except TritonError as error:
-                log.error("polling the model repository failed: %s", error)
+        await periodic.for_ever(
+            self._settings.repository_poll_secs, self.poll_once, "polling the model repository", log
+        )
 
     def tell_requests(self) -> None:
         """Logs what the shutdown waits for, with a Triton server's texts, for which scripts look."""

@@ -38,8 +38,8 @@ def folders_of(name: str, repositories: tuple[Path, ...]) -> list[Path]:
         folder = repository / name
         if _may_be_model(name) and os.path.isdir(folder):  # False for a name that no file can have, too
             found.append(folder)
-        elif not repository.is_dir():
-            raise _unreadable(repository, None)
+        elif not os.path.isdir(repository):
+            raise _unreadable(repository)
     return found
 
 
@@ -48,8 +48,15 @@ def _may_be_model(name: str) -> bool:
     return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name
 
 
-def _unreadable(repository: Path, error: OSError | None) -> InvalidArgument:
-    why = "no such folder" if error is None or not repository.is_dir() else error
+def _unreadable(repository: Path, error: OSError | None = None) -> InvalidArgument:
+    """The error for a repository; its message says why, if need be by another look."""
+    try:
+        if error is None:
+            os.stat(repository)
+    except OSError as found:
+        error = found
+    missing = error is None or isinstance(error, (FileNotFoundError, NotADirectoryError))
+    why = "no such folder" if missing else error
     return InvalidArgument(f"failed to open model repository '{repository}': {why}")
 
 

@@ -12,6 +12,7 @@ the start. A name in its config.pbtxt is not the folder's, which nobody chose, s
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ CONFIG = "config.pbtxt"
 
 def is_model(folder: Path) -> bool:
     """Whether a folder is that of one model: it has a configuration, a version folder or a file `model.*`."""
-    return (folder / CONFIG).is_file() or bool(_versions(folder)) or _has_files(folder)
+    return os.path.isfile(folder / CONFIG) or bool(_versions(folder)) or _has_files(folder)
 
 
 def _versions(folder: Path) -> list[Path]:
@@ -32,7 +33,7 @@ def _versions(folder: Path) -> list[Path]:
             for entry in folder.iterdir()
             if entry.name.isascii()
             and entry.name.isdigit()
-            and entry.is_dir()
+            and os.path.isdir(entry)
             and not _is_repository_entry(entry)
         ]
     return []
@@ -40,13 +41,13 @@ def _versions(folder: Path) -> list[Path]:
 
 def _is_repository_entry(folder: Path) -> bool:
     """A model whose name is a number, in a repository."""
-    return (folder / CONFIG).is_file() or any(
-        entry.name.isascii() and entry.name.isdigit() and entry.is_dir() for entry in folder.iterdir()
+    return os.path.isfile(folder / CONFIG) or any(
+        entry.name.isascii() and entry.name.isdigit() and os.path.isdir(entry) for entry in folder.iterdir()
     )
 
 
 def _has_files(folder: Path) -> bool:
-    return any(entry.is_file() for entry in folder.glob("model.*"))
+    return any(os.path.isfile(entry) for entry in folder.glob("model.*"))
 
 
 class SingleModel:

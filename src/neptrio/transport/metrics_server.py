@@ -25,7 +25,7 @@ import trio
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
-from neptrio.loop import open_files, threads
+from neptrio.loop import open_files, periodic, threads
 from neptrio.observe.machine import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.service import Services, Verbs
@@ -124,9 +124,7 @@ class MetricsServer(PortServer):
         """Does nothing: metrics can be read until the other ports have drained."""
 
     async def _sample_for_ever(self) -> None:
-        while True:
-            await trio.sleep(self._interval)
-            await self._sample()
+        await periodic.for_ever(self._interval, self._sample, "sampling the machine", self._log)
 
     async def _sample(self) -> None:
         """Takes one sample. A failure is only logged, because the next sample may work (descriptors may be used up)."""

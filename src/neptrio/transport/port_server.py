@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from neptrio.loop import open_files, threads
+from neptrio.loop import open_files, periodic, threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import PLACES, TURNED_AWAY_SECONDS, HeldSockets, kept_back
@@ -83,10 +83,11 @@ class PortServer:
             await trio.sleep_forever()
 
     async def _watch(self) -> None:
-        while True:
-            await trio.sleep(self.watch_seconds)
+        async def look() -> None:
             # what loops over connections is a call: the variable of a loop here would keep the last one meanwhile
             self.check(int(monotonic_ns()), self._services.connections.pressed)
+
+        await periodic.for_ever(self.watch_seconds, look, f"looking at {self.name} connections", self._log)
 
     @property
     def connections(self) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
-import trio
-
-from neptrio.loop import threads
+from neptrio.loop import periodic, threads
 from neptrio.settings import Settings
 
 HANDSHAKE_S = 20.0  # from accepting a connection to the end of its TLS handshake
@@ -97,15 +96,16 @@ class ServerTls:
 
     async def watch(self) -> None:
         """Checks the files every LOOK_SECONDS, until it is cancelled."""
-        while True:
-            await trio.sleep(LOOK_SECONDS)
-            try:
+
+        async def look() -> None:
+            made: ssl.SSLContext | None = None
+            with suppress(threads.NoThread):
                 made = await threads.run(self.look, abandon_on_cancel=True)
-            except threads.NoThread:
-                continue
             if made is not None:
                 self.context = made
                 log.info("TLS: new connections see the certificate of '%s' as it is now", self._files[0])
+
+        await periodic.for_ever(LOOK_SECONDS, look, "TLS: looking at the files", log)
 
 
 def rest_tls(settings: Settings, alpn: list[str]) -> ServerTls | None:
