@@ -1,9 +1,8 @@
 """Makes models from their folders: the part of a load that can fail or take long.
 
 Rules:
- 1. Files are read on loader threads (--model-load-thread-count); nothing here changes what serves.
- 2. A cancelled load leaves its thread behind: what the thread still makes is dropped when it ends. Until then it counts as
-    one of the loader threads, but there is always one that was not left behind: models that hang never block all others.
+ 1. Files are read on loader threads (repository.loader_threads); nothing here changes what serves.
+ 2. A cancelled load leaves its thread behind: what the thread still makes is dropped when it ends.
  3. Every failure is a TritonError with the text and traceback of the model's own error.
  4. A folder that changes while its configuration is read is read again, so that nobody serves half a file.
     Later changes (weights replaced during the load) are noticed by the next load or poll.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,14 +27,15 @@ from neptrio.config import model_config as model_config
 from neptrio.config.misplaced import hinted, hints, pointers
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
-from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, meant, raise_it
-from neptrio.execution.backend import Abandonment, Backend, LoadContext
+from neptrio.errors import Internal, InvalidArgument, Killed, TritonError, Unavailable, meant
+from neptrio.execution.backend import Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import summary, text_of
 from neptrio.loop import allocator, threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
+from neptrio.repository.loader_threads import LoaderThreads
 from neptrio.repository.model import Model, too_long
 from neptrio.repository.override import Folder, LoadParameters
 from neptrio.repository.regroup import Regrouping
@@ -95,10 +94,13 @@ class ModelBuilder:
         self._loop = loop
         self._completions = completions
         self._memory = probe
-        self._threads = settings.model_load_thread_count
-        self._limiter = trio.CapacityLimiter(self._threads)
+        self._threads = LoaderThreads(settings.model_load_thread_count, loop)
         self._host = host
-        self.left_behind = 0  # threads of cancelled loads that are still running
+
+    @property
+    def left_behind(self) -> int:
+        """Threads of cancelled loads that are still running."""
+        return self._threads.left_behind
 
     async def fingerprint(self, name: str, chosen: Path | None) -> scan.Fingerprint | None:
         """The current state of the model's folder; None when no folder or several have that name and none of them is in
@@ -118,7 +120,7 @@ class ModelBuilder:
 
         `chosen` is the repository that an earlier load call named, which decides where several have such a folder.
         """
-        found: Found = await self.on_thread(lambda: self._find(name, parameters, chosen), _forget)
+        found: Found = await self._threads.run(lambda: self._find(name, parameters, chosen), _forget)
         return found
 
     def _find(self, name: str, parameters: LoadParameters, chosen: Path | None) -> Found:
@@ -239,7 +241,7 @@ class ModelBuilder:
                     tries -= 1
                 held = [b for b in made if isinstance(b, Model) and b.version == str(version)]
                 if not tries or held:
-                    pointer = await self.on_thread(
+                    pointer = await self._threads.run(
                         lambda: pointers(found.model_dir / str(version)), lambda late: None
                     )
                     if pointer and "Git LFS" not in error.message:
@@ -290,9 +292,9 @@ class ModelBuilder:
 
         try:
             with self._allocating(), self._memory.measure() as measured:
-                backend_class, limit = await self.on_thread(limits, lambda late: None)
+                backend_class, limit = await self._threads.run(limits, lambda late: None)
                 with trio.move_on_after(math.inf if limit is None else limit) as scope:
-                    backend = await self.on_thread(
+                    backend = await self._threads.run(
                         read, lambda late: late.unload(), context.abandonment, behind
                     )
                 if scope.cancelled_caught:
@@ -313,11 +315,11 @@ class ModelBuilder:
                         made.remove(model)
                     raise
                 if backend.own_processes:
-                    await self.on_thread(model.measure_processes, lambda late: None)
+                    await self._threads.run(model.measure_processes, lambda late: None)
                 elif (
                     self._settings.host_memory_budget
                 ):  # else what the load has freed would count as the model's
-                    await self.on_thread(allocator.give_back, lambda late: None)
+                    await self._threads.run(allocator.give_back, lambda late: None)
             model.measured(measured)
         except TritonError:
             raise
@@ -349,12 +351,12 @@ class ModelBuilder:
 
         try:
             with self._allocating(), self._memory.measure() as measured:
-                regrouping = Regrouping(model, await self.on_thread(complete, lambda late: None))
+                regrouping = Regrouping(model, await self._threads.run(complete, lambda late: None))
                 regrouping.written = found.written
                 made.append(regrouping)
                 await regrouping.start(tell)
                 if model.backend.own_processes:
-                    await self.on_thread(model.measure_processes, lambda late: None)
+                    await self._threads.run(model.measure_processes, lambda late: None)
             regrouping.measured = measured
         except TritonError:
             raise
@@ -362,77 +364,6 @@ class ModelBuilder:
             log.exception("changing the instances of %s version %s failed", model.name, model.version)
             raise Internal(summary(error)) from error
         return regrouping
-
-    async def on_thread(
-        self,
-        work: Any,
-        late: Any,
-        abandonment: Abandonment | None = None,
-        behind: Callable[[int], None] = lambda change: None,
-    ) -> Any:
-        """Returns work() of a loader thread. When the caller is cancelled meanwhile, `abandonment` is told, and
-        late(result) is called when the thread is done; `behind` as for build()."""
-        token = trio.lowlevel.current_trio_token()
-        lock, borrower = threading.Lock(), object()  # of the limiter, not run(), which would refer to itself
-        outcome: list[Any] = []
-        abandoned = False
-
-        def run() -> Any:
-            result, error = None, None
-            try:
-                result = work()
-            except BaseException as caught:
-                error = caught
-            with lock:
-                outcome.append(result)
-                if not abandoned:
-                    try:
-                        raise_it(error)
-                    finally:
-                        del error  # which refers to this frame
-                    return result
-            _drop(result, late)
-            try:
-                token.run_sync_soon(self._thread_ended, borrower, behind)
-            except trio.RunFinishedError:
-                pass
-            return None
-
-        await self._limiter.acquire_on_behalf_of(borrower)
-        try:
-            with self._loop.poller.giving_way():
-                return await threads.run(run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
-        except trio.Cancelled:
-            with lock:
-                if not outcome:
-                    abandoned = True
-                    self._count_behind(1)
-                    behind(1)
-            if outcome:
-                _drop(outcome[0], late)
-            elif abandonment is not None:
-                abandonment.now()
-            raise
-        finally:
-            if not abandoned:
-                self._limiter.release_on_behalf_of(borrower)
-
-    def _thread_ended(self, borrower: object, behind: Callable[[int], None]) -> None:
-        self._limiter.release_on_behalf_of(borrower)
-        self._count_behind(-1)
-        behind(-1)
-
-    def _count_behind(self, change: int) -> None:
-        self.left_behind += change
-        self._limiter.total_tokens = max(self._threads, self.left_behind + 1)
-
-
-def _drop(result: Any, late: Any) -> None:
-    if result is not None:
-        try:
-            late(result)
-        except Exception:
-            log.exception("dropping what an outdated load made failed")
 
 
 ANY_CODE = 16 << 20  # bytes that code of a model's own is expected to allocate in this process
