@@ -5,7 +5,7 @@ Reading files and making models is in repository.model_builder.
 Rules (in addition to those of repository.version_states):
  1. New versions replace old ones without an await in between: a lookup finds the old or the new one.
  2. Loads of one model run one after the other, loads of different models side by side. An ensemble waits for the
-    models of its steps, but never for itself.
+    models of its steps, but never for itself. It serves only as long as those that it was built with serve.
  3. An invalidated load leaves nothing: what it made is stopped, its thread is left behind.
  4. A caller who is cancelled does not end the load.
 """
@@ -25,7 +25,7 @@ from neptrio.config import defaults, groups, version_labels
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.foreign import summary
 from neptrio.loop import collector
-from neptrio.repository import change, load_line, model_builder, version_states
+from neptrio.repository import change, ensemble_steps, load_line, model_builder, version_states
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.expected_size import files_of
 from neptrio.repository.load_line import DEAR_SECONDS, LAST, Aside, LoadLine, Rank
@@ -114,6 +114,7 @@ class Loads:
                     self._without_versions(operation)
                 if not loaded:
                     self._tell_demand(operation, operation.error)
+            self._keep_up(operation)
             operation.done.set()
             collector.loaded()
 
@@ -203,6 +204,7 @@ class Loads:
             if (
                 not operation.parameters.overrides
                 and not operation.refresh
+                and not ensemble_steps.outdated(self._catalog.records, record)
                 and change.unchanged(record, found)
             ):
                 record.wanted = True
@@ -301,6 +303,7 @@ class Loads:
         if parameters.repository:
             record.chosen = found.place
         record.override = parameters.config
+        record.steps = ensemble_steps.serving(self._catalog.records, children)
         record.last_error = ""
         made: list[Building] = [*models.values(), *changes.values()]
         record.last_seconds = max(one.load_duration_secs for one in made)
@@ -336,9 +339,9 @@ class Loads:
             if children:
                 operation.phase = "loading the models of the ensemble's steps"
                 await self._children(name, children)
-            steps = [self._catalog.latest.get(child) for child in children]
+            steps = ensemble_steps.serving(self._catalog.records, children)
             made = await self._versions(operation, found, same)
-            if steps == [self._catalog.latest.get(child) for child in children]:
+            if steps == ensemble_steps.serving(self._catalog.records, children):
                 return made
             self._stop_made(operation)
         raise Internal(f"failed to load '{name}': the models of its steps keep changing")
@@ -469,18 +472,30 @@ class Loads:
             )
 
     async def _follow(self, name: str) -> None:
-        """After a model has changed: loads the ensembles that use it again, with its new tensors."""
+        """After a model has changed: loads the ensembles that use it again, with its new tensors. One that is being loaded is
+        looked at when that load ends."""
         waiting = []
         for above in reversed(version_states.above(self._catalog.users, name)):
             record = self._catalog.records[above]
-            if not record.wanted or record.operations or name not in record.children:
-                continue
-            operation = self.begin(above, LoadParameters(), explicit=False)
-            operation.refresh = True
-            waiting.append(operation)
+            if record.wanted and not record.operations and name in record.children:
+                waiting.append(self._refresh(record))
         for operation in waiting:
             await operation.done.wait()
-            if operation.error is not None and operation.stopped_by is None:
-                log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": operation.record.name})
-                if not operation.record.operations:
-                    self._withdrawal.record(operation.record)
+
+    def _refresh(self, record: Record) -> Operation:
+        """Loads an ensemble again, because the models of its steps have changed."""
+        operation = self.begin(record.name, LoadParameters(), explicit=False)
+        operation.refresh = True
+        return operation
+
+    def _keep_up(self, operation: Operation) -> None:
+        """After a load of an ensemble: it serves only with the models that its steps have (repository.ensemble_steps)."""
+        record = operation.record
+        if operation.refresh and operation.error is not None and operation.stopped_by is None:
+            log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": record.name})
+            if not record.operations:
+                self._withdrawal.record(record)
+        known = self._catalog.records.get(record.name) is record
+        free = known and record.wanted and not record.operations and not self.closing
+        if free and ensemble_steps.outdated(self._catalog.records, record):
+            self._refresh(record)

@@ -106,6 +106,8 @@ class Record:
     wanted: bool = False
     explicit: bool = False
     children: tuple[str, ...] = ()  # set by Catalog.compose()
+    # of an ensemble that serves: the models that it was built with (repository.ensemble_steps)
+    steps: dict[str, dict[int, Model]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)  # the first one runs, the others wait
     retiring: list[Retirement] = field(default_factory=list)
     # of what is served: the configuration as given, the folder's state, the temporary folder of a file override

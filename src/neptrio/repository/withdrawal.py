@@ -85,6 +85,7 @@ class Withdrawal:
             demand.withdrawn(record.name, why)
         if self._catalog.latest.pop(record.name, None) is not None:
             record.override = record.fingerprint = None
+            record.steps = {}
             folder, record.folder = record.folder, None
             if folder is not None:
                 self.release_folder(record, folder)
