@@ -66,7 +66,6 @@ ALLOWED = {
         "_heads": A_CACHE,
     },
     "cext/transport/http1/states.pyx": {"_NEXT": A_TABLE},
-    "cext/transport/rest/infer_route.pyx": {"_routes": A_CACHE},
     "src/neptrio/backends/kernel/device.py": {"neptrio.request.device_memory.pools": OF_THE_PROCESS},
     "src/neptrio/backends/python/bls.py": {"waits": "by instance, and an instance belongs to one server"},
     "src/neptrio/backends/python/environment.py": {"_digests": A_CACHE},

@@ -4,8 +4,9 @@ from libc.stdint cimport int64_t, uint64_t
 from neptrio.codec.protobuf cimport Slice
 from neptrio.request.infer_request cimport InferRequest, Tensor
 
+cdef Py_ssize_t LONGEST  # bytes of a text that is kept
+
 cdef enum:
-    LONGEST = 1024       # bytes of a text that is kept
     PLACES = 256         # a power of two
 
 cdef class Known:

@@ -24,6 +24,10 @@ from neptrio.codec.protobuf cimport Slice
 from neptrio.request.hashed cimport hash_of
 from neptrio.request.infer_request cimport DT_BYTES, InferRequest, RequestedOutput, Tensor
 
+from neptrio import limits
+
+LONGEST = limits.LONGEST_REPEATED
+
 
 cdef RequestedOutput copy_of(RequestedOutput output):
     cdef RequestedOutput made = RequestedOutput.__new__(RequestedOutput)

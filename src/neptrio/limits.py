@@ -38,6 +38,7 @@ LAST_ERRORS = 8  # texts of errors that a model remembers
 LONGEST_LAST_ERROR = 512  # characters of each
 KEPT_PARAMETERS = 64 << 10  # bytes of a request's parameters that its trace keeps
 LONGEST_KEPT = 256  # bytes of a client's text that a cache may keep
+LONGEST_REPEATED = 1 << 10  # the same of what clients repeat in each request for inference
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ TABLE = (
         "traces with tensors", "the parameters of a request", KEPT_PARAMETERS, "bytes", "the rest is left out"
     ),
     Limit("caches", "a client's text in one", LONGEST_KEPT, "bytes", "not kept"),
+    Limit(
+        "caches of heads of inference, and of the text before its tensors",
+        "one that came twice in a row",
+        LONGEST_REPEATED,
+        "bytes",
+        "not kept",
+    ),
 )
 
 

@@ -53,10 +53,13 @@ from collections import deque
 
 from neptrio.codec.shared_memory import names_large_inputs
 
+from neptrio import limits
 from neptrio.errors import Internal, TritonError
 from neptrio.service.access_log import agent_of
 
 log = logging.getLogger("neptrio.http1")
+
+cdef Py_ssize_t LONGEST_KEPT = limits.LONGEST_KEPT
 
 cdef enum:
     MOST_EXCHANGES = 64
@@ -456,7 +459,8 @@ cdef class Http1FastPath(Connection):
         host = value[:n]
         if not self.accepts_host(host):
             return False
-        self.known_host = host
+        if n <= LONGEST_KEPT:
+            self.known_host = host
         return True
 
     cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model):

@@ -19,11 +19,13 @@ from libc.string cimport memcmp
 from neptrio.codec.digits cimport digits
 from neptrio.request.hashed cimport hash_of
 
+from neptrio import limits
+
 cdef enum:
     MOST_HEAD = 8 << 10    # most bytes of a request's head
-    LONGEST_KEPT = 1 << 10 # bytes of a head that is kept
     MOST_KEPT = 1024       # heads: clients send few, and others must not make memory grow
 
+cdef Py_ssize_t LONGEST_REPEATED = limits.LONGEST_REPEATED
 cdef dict _heads = {}      # text -> KnownHead
 
 # 1: a character of a header's name, 2: of a value or a path. Letters are mapped to lower case.
@@ -157,7 +159,7 @@ cdef KnownHead keep(const char* p, Head* head, tuple route, uint64_t* seen):
     cdef KnownHead known
     cdef bytes text
     cdef uint64_t hashed
-    if head.size > LONGEST_KEPT:
+    if head.size > LONGEST_REPEATED:
         return None
     hashed = hash_of(<const unsigned char*>p, head.size)
     if hashed != seen[0]:

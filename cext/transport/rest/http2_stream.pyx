@@ -27,10 +27,13 @@ from neptrio.transport.rest.plain_infer cimport check_host_memory, extra_headers
 
 import logging
 
+from neptrio import limits
 from neptrio.codec.shared_memory import names_large_inputs
 from neptrio.errors import Internal, TritonError
 
 log = logging.getLogger("neptrio.rest")
+
+cdef Py_ssize_t LONGEST_KEPT = limits.LONGEST_KEPT
 
 cdef enum:
     REFUSED_STREAM = 7
@@ -92,7 +95,8 @@ cdef class RestHttp2Core(Http2Core):
             return True
         if not self.accepts_host(host):
             return False
-        self.known_host = host
+        if len(host) <= LONGEST_KEPT:
+            self.known_host = host
         return True
 
     def open_stream(self, session, int stream_id, bytes path, headers):

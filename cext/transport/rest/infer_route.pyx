@@ -2,8 +2,9 @@
 
 Rules:
  1. What a path says follows from its text alone, so all connections of all servers share what is remembered.
- 2. At most MOST_ROUTES paths are remembered; then it begins anew.
+ 2. At most MOST_ROUTES paths are remembered, none longer than limits.LONGEST_KEPT; then it begins anew.
 """
+from neptrio.limits import remember
 from neptrio.transport.rest import routes
 
 cdef enum:
@@ -20,7 +21,5 @@ cdef tuple route_of(bytes path):
         found = None
         if match is not None and match.verb == "infer" and match.allowed:
             found = (match.model, match.version)
-        if len(_routes) >= MOST_ROUTES:
-            _routes.clear()
-        _routes[path] = found
+        remember(_routes, path, found, MOST_ROUTES)
     return found

@@ -7,14 +7,15 @@ an empty body.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 from neptrio.codec.inflate import Deflater, Inflater, TooLong, Undecodable
 from neptrio.errors import Code, InvalidArgument, TritonError, UnsupportedEncoding
+from neptrio.limits import remember
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 LEVEL = 6
+MOST_NEGOTIATED = 256  # that are remembered
 
 
 def too_large(limit: int, of_port: bool = True) -> TritonError:
@@ -52,8 +53,19 @@ def deflater(encoding: str, parts: Iterable[Any]) -> Deflater:
     return Deflater(WINDOW_BITS[encoding], LEVEL, parts)
 
 
-@lru_cache(256)
+_negotiated: dict[bytes, str] = {}  # the header -> the encoding
+
+
 def negotiate(accept: bytes) -> str:
+    """_preferred(), remembered: clients send few such headers, again and again."""
+    found = _negotiated.get(accept)
+    if found is None:
+        found = _preferred(accept)
+        remember(_negotiated, accept, found, MOST_NEGOTIATED)
+    return found
+
+
+def _preferred(accept: bytes) -> str:
     """The encoding that an Accept-Encoding header prefers: "gzip", "deflate" or "" for no compression.
 
     The highest q wins, the first listed on ties; names are case-sensitive and `*` means nothing,

@@ -1,4 +1,7 @@
 # The types of cext/codec/known_texts.pyx, which says what everything does; written by tools/make_stubs.py.
+from typing import Any
+
+LONGEST: Any
 
 class Known:
     @property
