@@ -54,12 +54,14 @@ cdef class Http1FastPath(Connection):
     cdef bint incomplete             # take_plain() has ended at such a request
     cdef int pieces                  # in so many pieces the message has come so far (rule 6); 0: it is no such request
     cdef public Py_ssize_t body_received  # bytes of the message under way
+    cdef public bint continue_due    # its client waits for a 100 before it sends the body (rule 8)
     cdef public bytes later          # bytes received that are parsed when there is room, or None  # type: bytes | None
     cdef public object direct        # the buffer of a body that is received without the parser
     cdef public object room          # Event for whoever waits for room, or None  # type: trio.Event | None
     cdef public object idle          # Event for whoever waits for the last answer, or None  # type: trio.Event | None
     cpdef int happens(self, Event event) except -1
     cpdef advance(self, ExchangeCore written)
+    cpdef int go_ahead(self) except -1
     cdef int count(self, ExchangeCore behind) except -1
     cdef int let_go(self, ExchangeCore oldest) except -1
     cpdef bint has_room(self) except -1

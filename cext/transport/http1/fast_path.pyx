@@ -22,6 +22,8 @@ Rules:
     not whole goes to the parser. To whoever looks at times and limits it is a request that is being received.
  7. What an exchange writes while earlier requests are not answered waits in it, and counts as held for it like its body:
     for the budget of all connections, and for the room that this one has. Only then are its bytes added up.
+ 8. A client that asks for a 100 is sent it when every earlier request is answered, behind these answers: it would take
+    an earlier one for that of an earlier request.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
@@ -68,6 +70,7 @@ cdef enum:
     MOST_PIECES = 3
     TOLD = 32 << 10        # bytes of answers that wait; the budget of all connections is told of more
 
+cdef bytes CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 MAX_EXCHANGES = MOST_EXCHANGES
 JOIN_BYTES = JOIN
 
@@ -307,11 +310,21 @@ cdef class Http1FastPath(Connection):
             self.count(written)
         if not exchanges:
             self.since_ns = now_ns()
+            if self.continue_due:
+                self.go_ahead()
             if self.idle is not None:
                 self.idle.set()
         if self.room is not None and self.has_room():
             self.room.set()
         LoopPassCore.want_flush(self.loop_pass, self)
+
+    cpdef int go_ahead(self) except -1:
+        """Tells a client that waits for it to send its body, if it is its turn (rule 8)."""
+        if self.continue_due and not self.exchanges and self.state in (State.BODY, State.DIRECT):
+            self.continue_due = False
+            self.ready.append(CONTINUE)
+            LoopPassCore.want_flush(self.loop_pass, self)
+        return 0
 
     cdef int count(self, ExchangeCore behind) except -1:
         """Counts what was written behind an exchange that is not answered (rule 7)."""

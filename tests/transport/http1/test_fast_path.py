@@ -272,6 +272,25 @@ def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer
     server.run(run)
 
 
+def test_a_request_has_its_time_from_when_those_before_it_were_answered(server: EmbeddedServer) -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            connection = connected(ours, server, Tasks())
+            connection.pass_on(request() + request(b"Expect: 100-continue")[: -len(GOOD)])
+            began = connection.head.receive_start
+            await until_trio(lambda: not connection.exchanges, "the first is answered")
+            answered = connection.since_ns
+            assert answered > began
+            connection.check(answered + 10**9, 10**9, 0)
+            assert not connection.closing, "it is waited for"
+            connection.check(answered + 10**9 + 1, 10**9, 0)
+            assert connection.closing
+
+    server.run(run)
+
+
 NAMES = [b"Content-Length", b"content-length", b"Connection", b"Expect", b"Upgrade", b"X", b"x-y_z", b"Te"]
 NAMES += [b"Transfer-Encoding", b"Inference-Header-Content-Length", b"Accept-Encoding", b"Host", b"", b"A B"]
 VALUES = [b"0", b"5", b"%d" % len(GOOD), b"keep-alive", b"Keep-Alive", b"close", b"chunked", b"h2c", b"gzip"]

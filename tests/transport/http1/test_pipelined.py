@@ -11,6 +11,8 @@ import pytest
 from tests.backends.python.models import config, isolated
 from tests.support.gate import Gate
 from tests.support.http import Http1
+from tests.support.infer_messages import IDENTITY_JSON
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
@@ -118,3 +120,29 @@ def test_a_stream_that_waits_too_long_is_broken_off(gate: Gate, tmp_path: Path) 
         with pytest.raises((ConnectionError, ValueError)):  # its last chunk is missing
             while client.chunk():
                 pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 100_000])  # received by the parser, and past it
+def test_a_100_comes_behind_the_answers_of_earlier_requests(gate: Gate, tmp_path: Path, size: int) -> None:
+    """RFC 9110, 15.2: a client takes it for the first request that is not answered."""
+    body = IDENTITY_JSON + b" " * size
+    head = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
+    wrong = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+    write_model(tmp_path / "models", "simple", identity_config())
+    with ServerProcess(tmp_path / "models") as server, Pipelined(server, gate) as client:
+        client.send(head)
+        until(lambda: in_flight(server) == 1, "the first is under way")
+        gate.go()
+        first = client.read()
+        assert (first.status, first.interim) == (200, [])
+        assert client.head().status == 100
+        client.send(body)
+        assert client.read().status == 200
+        client.send(wrong + head)  # whose first is answered while the second is read
+        first = client.read()
+        assert (first.status, first.interim) == (400, [])
+        assert client.head().status == 100
+        client.send(body)
+        assert client.read().status == 200

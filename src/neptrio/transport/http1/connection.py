@@ -19,7 +19,7 @@ Rules:
  5. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by MAX_EXCHANGES and the
     bytes they hold, of answers that wait for earlier ones, too; while a peer does not read its answers, its requests are not read.
  6. Time is bounded: a request must be complete within the request timeout plus the time that its bytes take at
-    MIN_BYTES_PER_SECOND. A peer that takes nothing of its answers for as long as the request timeout is cut off
+    MIN_BYTES_PER_SECOND, from when it began and all before it were answered: until then its client may wait for a 100. A peer that takes nothing of its answers for as long as the request timeout is cut off
     (see check()). An answer that waits for an earlier one keeps its model's instance: it is broken off when nothing of
     earlier ones comes for as long. The earlier one may wait for that very instance.
 """
@@ -181,7 +181,7 @@ class Http1Connection(Http1Input):
             limit = request_timeout_ns + earned
             if pressed and self.state == State.HEAD:
                 limit = min(limit, idle_timeout_ns)
-            if now_ns - self.head.receive_start > limit:
+            if now_ns - max(self.head.receive_start, self.since_ns) > limit:
                 self._refuse(TritonError("the request did not arrive in time"), 408)
                 self.loop_pass.end()
         elif self.requests == 0:

@@ -74,7 +74,6 @@ class Http1Input(Carrier, Http1FastPath):
         self._direct_request = ("", "", False)
         self._head_seen = 0
         self._beside_body = 0  # bytes since the head or the last part of a chunked body (rule 5)
-        self._continue_due = False  # the client waits for a 100 before it sends the body
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
 
     def _new_parser(self) -> Any:
@@ -120,7 +119,7 @@ class Http1Input(Carrier, Http1FastPath):
             self._let_in = self.head.content_length
             self._take(self.head.content_length)
         expect = self.head.get(b"expect") or b""
-        self._continue_due = expect.lower() == b"100-continue" and self._parser.get_http_version() != "1.0"
+        self.continue_due = expect.lower() == b"100-continue" and self._parser.get_http_version() != "1.0"
 
     def _only_chunked(self) -> None:
         """Refuses other encodings (rule 2): beside a Content-Length the parser would use the length for them, and without
@@ -147,7 +146,7 @@ class Http1Input(Carrier, Http1FastPath):
             self._held.take(size)
 
     def on_body(self, data: bytes) -> None:
-        self._continue_due = False
+        self.continue_due = False
         self._beside_body = 0
         self.body_received += len(data)
         while self.body_received > self._let_in:  # a chunked body has no announced length
@@ -195,6 +194,7 @@ class Http1Input(Carrier, Http1FastPath):
             self.end_of_input()
         if n <= 0:
             return
+        self.continue_due = False
         self._direct_at = self.body_received = at = at + n
         if at == length:
             method, version, keep_alive = self._direct_request
@@ -283,10 +283,8 @@ class Http1Input(Carrier, Http1FastPath):
         self._head_seen = 0
         if self.state != State.BODY:
             return
-        if self._continue_due:
-            self._continue_due = False
-            if not self.exchanges:
-                self.writer.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+        if self.continue_due:
+            self.go_ahead()
         if not self.head.chunked and self.head.content_length - self.body_received > DIRECT_BYTES:
             self._begin_direct()
 
