@@ -4,7 +4,12 @@ HTTP/1.1 fills it from its parser's callbacks, HTTP/2 from a stream's headers. I
 more than the parsing.
 """
 
-from neptrio.limits import MAX_HEAD_BYTES
+from cpython.bytes cimport PyBytes_AS_STRING
+
+from neptrio.codec.digits cimport digits
+
+from neptrio.errors import InvalidArgument
+from neptrio.limits import MAX_HEAD_BYTES, shown
 
 cdef enum:
     COST = 64    # bytes that keeping a header takes beside its text
@@ -66,7 +71,7 @@ cdef class RequestHead:
         return [(name, self.blanks.get(i, value)) for i, (name, value) in enumerate(self.headers)]
 
     cpdef int add(self, bytes name, bytes value) except -1:
-        """The next header. Raises HeadTooLarge, and ValueError for a Content-Length that is no number."""
+        """The next header. Raises HeadTooLarge, and InvalidArgument for a Content-Length that is no length."""
         cdef Py_ssize_t size = len(value)
         cdef bytes lower
         self.count(len(name) + size + COST)
@@ -83,7 +88,10 @@ cdef class RequestHead:
         if lower == b"host":
             self.hosts += 1
         elif lower == b"content-length":
-            self.content_length = int(value)
+            self.content_length = digits(PyBytes_AS_STRING(value), len(value))
+            if self.content_length < 0:
+                raise InvalidArgument("malformed HTTP request: Content-Length must be a number of up to 15 digits, got "
+                                      f"'{shown(value.decode('latin-1'))}'")
         elif lower == b"transfer-encoding":
             self.chunked = True
         elif lower == b"accept-encoding" and lower in self.read:

@@ -251,6 +251,9 @@ def test_chunks_written_by_hand(
         ),
         (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n", 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775808\r\n\r\n", 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999999\r\n\r\n", 413),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n", 400),
         (b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\nExpect: 100-continue\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n", 431),
@@ -262,6 +265,7 @@ def test_chunks_written_by_hand(
 def test_malformed_requests_are_refused_and_the_connection_closes(
     client: Http1, request_bytes: bytes, status: int
 ) -> None:
+    """And without a traceback in the log, for which the server is searched when it stops."""
     client.send(request_bytes)
     reply = client.read()
     assert reply.status == status and reply.headers["connection"] == "close"

@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 from neptrio.codec.compression import too_large
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import TritonError
 from neptrio.limits import MAX_HEAD_BYTES, MIN_BYTES_PER_SECOND
 from neptrio.request.infer_request import InferRequest, Protocol
 from neptrio.service import Services
@@ -55,7 +55,7 @@ class Http2Exchange(HttpExchange):
     connection: RestHttp2Connection
 
     def __init__(self, connection: RestHttp2Connection, stream: RestStream) -> None:
-        """Raises HeadTooLarge."""
+        """Raises HeadTooLarge, and TritonError for a head that is malformed."""
         self.protocol = Protocol.HTTP_PROTOCOL
         self.complete = False
         self.access = stream.access
@@ -206,10 +206,8 @@ class RestHttp2Connection(Carrier, Http2Connection, RestHttp2Core):
         except HeadTooLarge:
             self.reply_error(stream, TOO_LARGE_HEAD, status=431)
             return
-        except ValueError:  # libraries check it, too
-            self.reply_error(
-                stream, InvalidArgument("malformed HTTP request: Content-Length must be a number")
-            )
+        except TritonError as error:
+            self.reply_error(stream, error)
             return
         stream.exchange = exchange
         head = exchange.head
