@@ -89,8 +89,8 @@ cdef class Admission:
 
     cpdef ModelCore sought(self, str name, str version, str one_response=None):
         # type: (..., ..., str | None) -> ModelCore
-        """As lookup(), but for a model that is loaded on demand and does not serve, or whose process is being started again, it
-        is its Absent. Raises Unavailable where its last load has failed a moment ago."""
+        """As lookup(), but for a model that is loaded on demand and does not serve, or a version whose process is being started
+        again, it is its Absent. Raises Unavailable where its last load has failed a moment ago."""
         cdef ModelCore model
         if not version:
             model = self.latest.get(name)
@@ -109,9 +109,11 @@ cdef class Admission:
             return model
 
     def ready(self, str name, str version) -> bool:
-        """Whether a request for the model would be taken. Raises as sought() does."""
+        """Whether a request for the model would be taken and served. Raises as sought() does."""
         cdef ModelCore model = self.sought(name, version)
-        return model.ready or isinstance(model, Absent)
+        if isinstance(model, Absent):
+            return self.demand.would_serve(model)
+        return model.ready
 
     def present(self, str name, str version):
         # type: (..., ...) -> Callable[[], Any] | None
@@ -120,8 +122,11 @@ cdef class Admission:
         cdef ModelCore model
         if self.demand is None:
             return None
-        model = self.latest.get(name)
-        return None if model is not None and model.ready else self.demand.present(name, version)
+        if not version:
+            model = self.latest.get(name)
+            if model is not None and model.ready:
+                return None
+        return self.demand.present(name, version)
 
     def body_source(self, str name, str version):
         # type: (..., ...) -> Callable[[int], Any] | None

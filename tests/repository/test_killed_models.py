@@ -82,6 +82,42 @@ def test_requests_wait_until_a_process_that_does_not_start_does(tmp_path: Path) 
         assert on_demand(server, "m")["loads"] == 2
 
 
+def test_each_version_is_waited_for_by_itself(tmp_path: Path) -> None:
+    """Requests for an older version go on when that is ready again, whatever becomes of the latest."""
+    by_version = MODEL.replace(AT, TOLD + AT).replace(
+        'os.path.join(args["model_repository"])',
+        'os.path.join(args["model_repository"], args["model_version"])',
+    )
+    files = {f"{version}/model.py": by_version for version in (1, 2)}
+    folder = write_model(tmp_path, "m", OWN_PROCESS + "version_policy { all { } }", files)
+    write_model(tmp_path, "whole", ENSEMBLE.replace('"step" model_version: -1', '"m" model_version: 1'))
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        assert http_infer(http, "whole", "IN") == http_infer(http, "m") == [0, 1, 2]
+        for version in ("1", "2"):
+            (folder / version / "broken").touch()
+            failed = server.log().count("restart of m_0 failed")
+            kill(folder / version)
+            server.until_logged("restart of m_0 failed", failed + 1)
+        first = [
+            pool.submit(own_infer, server, "m", model_version="1"),
+            pool.submit(own_infer, server, "whole", name="IN"),
+        ]
+        second = [
+            pool.submit(own_infer, server, "m", model_version="2"),
+            pool.submit(own_infer, server, "m"),
+        ]
+        until(lambda: on_demand(server, "m")["waiting"] == 4)
+        (folder / "1" / "broken").unlink()
+        assert [answer.result(60) for answer in first] == [[0, 1, 2]] * 2
+        assert on_demand(server, "m")["waiting"] == 2 and not any(answer.done() for answer in second)
+        (folder / "2" / "broken").unlink()
+        assert [answer.result(60) for answer in second] == [[0, 1, 2]] * 2
+
+
 def test_a_load_whose_process_was_killed_is_tried_again_once(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -47,6 +48,16 @@ class TritonPythonModel:
             answer = asked.exec()
             responses.append(pb_utils.InferenceResponse(answer.output_tensors(), answer.error()))
         return responses
+"""
+ASKS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        ready = [pb_utils.is_model_ready("m", version) for version in ("1", "2", "3")]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array(ready, np.int32))]) for _ in requests]
 """
 GENERATES = """
 import triton_python_backend_utils as pb_utils
@@ -371,6 +382,37 @@ def test_a_request_waits_no_longer_than_the_server_lets_it(tmp_path: Path) -> No
         held.open()
         until(lambda: document(server, "/v2/models/m/ready?loaded=true")[0] == 200)
         assert loads(folder) == 1
+
+
+def test_a_version_that_is_not_loaded_is_refused_at_once(tmp_path: Path) -> None:
+    """Another one is, so nothing will load it: whoever waited for it would wait in vain, and would keep the model."""
+    folder = slow_model(tmp_path, "m")
+    write_model(tmp_path, "asks", PYTHON.format("INPUT0", "OUTPUT0", "TYPE_INT32"), {"1/model.py": ASKS})
+    write_model(tmp_path, "writes", PYTHON.format("PROMPT", "TEXT", "TYPE_STRING"), {"1/model.py": GENERATES})
+    with (
+        ServerProcess(tmp_path, ON_DEMAND, "--load-wait-secs=600") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+    ):
+        assert http_infer(http, "m", model_version="1") == [0, 1, 2]
+        assert document(server, "/v2/models/writes/generate", "POST", b'{"PROMPT":"a"}')[0] == 200
+        shutil.copytree(folder / "1", folder / "2")
+        shutil.copytree(tmp_path / "writes" / "1", tmp_path / "writes" / "2")
+        for name in ("m", "writes"):
+            http.load_model(name)
+        assert http_infer(http, "m") == http_infer(http, "m", model_version="2") == [0, 1, 2]
+        with pytest.raises(InferenceServerException, match="'m' version 1 is not at ready state"):
+            http_infer(http, "m", model_version="1")
+        with (
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+            pytest.raises(InferenceServerException, match="'m' version 1 is not at ready state"),
+        ):
+            grpc.infer("m", [grpc_input()], model_version="1")
+        with pytest.raises(InferenceServerException, match="'m' version 3 is not found"):
+            http_infer(http, "m", model_version="3")
+        status, _ = document(server, "/v2/models/writes/versions/1/generate", "POST", b'{"PROMPT":"a"}')
+        assert status == 503
+        assert http_infer(http, "asks") == [0, 1, 0]
+        assert on_demand(server, "m")["waiting"] == 0 and loads(folder) == 2
 
 
 def test_explicit_mode_loads_marked_models_on_demand(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from neptrio.observe.counters import ModelCounters
 from neptrio.repository.waiting import Room, StandIn
-from neptrio.request.infer_request import InferRequest, InferResponse, Responder
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, Responder
 from tests.support.batching import Timers
 
 
@@ -61,7 +61,7 @@ def test_the_highest_priority_is_known_whoever_comes_and_leaves(room: Room, stan
             here.append(parked(stand_in, chance.choice((0, 0, 1, 2, 3, 5, 2**64 - 1))))
         if chance.random() < 0.5:  # several may come and leave between two looks
             assert room.priority == min((r.priority for r in here if r.priority), default=0)
-    assert room.release(lambda request: None) == len(here)
+    assert room.release(lambda request: None, lambda version: True) == len(here)
     assert room.priority == 0 and len(room) == 0
 
 
@@ -82,3 +82,19 @@ def test_nobody_is_looked_at_while_one_with_the_highest_priority_waits(room: Roo
     Looked.times = 0
     assert [room.priority for _ in range(3)] == [7, 7, 7]
     assert Looked.times == 0
+
+
+def test_a_request_that_is_parked_again_waits_no_longer() -> None:
+    """As where an alias has come to name another model that is not loaded either."""
+    timers: Any = Timers()
+    first, other = (Room(name, timers, ModelCounters(), 10**9) for name in ("m", "other"))
+    request = parked(StandIn("m", "", None, first, lambda: None), 0)
+    limit = timers.next()
+    assert first.release(StandIn("other", "", None, other, lambda: None).park, lambda version: True) == 1
+    assert (len(first), len(other), timers.next()) == (0, 1, limit)
+    request.timeout_us = 1
+    assert other.release(StandIn("m", "", None, first, lambda: None).park, lambda version: True) == 1
+    assert timers.next() < limit, "its own time is over before"
+    assert first.release(StandIn("m", "", None, other, lambda: None).park, lambda version: False) == 0
+    timers.fire(limit)
+    assert request.state == RequestState.DONE and not first and not other

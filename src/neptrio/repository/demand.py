@@ -12,7 +12,8 @@ Rules:
  2. Who waits has no part in the load: it goes on when they leave.
  3. A load by hand, of an ensemble's step, or one that follows an unload counts as any other.
  4. Once a model serves, those who waited are submitted before anything else can be.
- 5. A request for a model that is loaded, but whose process has ended and could not be started again at once, waits like any other.
+ 5. A request for a version that is loaded, but whose process has ended and could not be started again at once, waits like any
+    other, until that version is ready. One for a version that is not loaded, of a model that is, is refused.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from neptrio.settings import Settings
 
 if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
+    from neptrio.repository.model import Model
     from neptrio.repository.records import Operation
 
 log = logging.getLogger("neptrio.repository")
@@ -244,14 +246,27 @@ class Demand:
         return self._stand_in(known, version, one_response)
 
     def unready(self, name: str, version: str, one_response: str | None) -> StandIn | None:
-        """What stands in for a model that is loaded and cannot take requests now (rule 5); None for one that is not loaded on
-        demand."""
-        known = self._unready(name)
+        """What stands in for a version that is loaded and cannot take requests now (rule 5); None for any other."""
+        known = self._unready(name, version)
         return None if known is None else self._stand_in(known, version, one_response)
 
-    def _unready(self, name: str) -> Known | None:
+    def _unready(self, name: str, version: str) -> Known | None:
         known = self.known.get(name) or self.known.get(self._catalog.own_name(name))
-        return None if known is None or known.name not in self._catalog.latest else known
+        return None if known is None or self._broken(known.name, version) is None else known
+
+    def _broken(self, name: str, version: str) -> Model | None:
+        """The version of a model, by its own name, that a request names, if it is loaded and cannot take requests now."""
+        if version:
+            try:
+                number = self._catalog.number(name, version)
+            except TritonError:  # whoever looks it up says what is wrong
+                return None
+            record = self._catalog.records.get(name)
+            row = None if record is None else record.rows.get(number)
+            model = None if row is None else row.model
+        else:
+            model = self._catalog.latest.get(name)
+        return None if model is None or model.ready else model
 
     def _stand_in(self, known: Known, version: str, one_response: str | None) -> StandIn:
         name, room = known.name, known.room
@@ -308,14 +323,14 @@ class Demand:
     def present(self, name: str, version: str, infers: bool = True) -> Callable[[], Awaitable[None]] | None:
         """What to call and await until a model serves; None for one that is not loaded on demand. `infers`: a request to the
         model follows."""
-        known = self.away(name) or (self._unready(name) if infers else None)
-        return None if known is None else functools.partial(self._present, known, infers)
+        known = self.away(name) or (self._unready(name, version) if infers else None)
+        return None if known is None else functools.partial(self._present, known, version, infers)
 
-    async def _present(self, known: Known, infers: bool) -> None:
-        """Loads the model unless it serves. Raises Unavailable when that fails or takes longer than --load-wait-secs."""
+    async def _present(self, known: Known, version: str, infers: bool) -> None:
+        """Loads the model unless it serves, and waits for a version that is loaded and not ready. Raises Unavailable when that fails or takes longer than --load-wait-secs."""
         known.misses += 1
         with trio.move_on_after(self._settings.load_wait_secs) as scope:
-            while not (self._ready(known) if infers else known.name in self._catalog.latest):
+            while known.name not in self._catalog.latest or (infers and self._broken(known.name, version)):
                 self._check(known)
                 if known.ended is None:
                     known.ended = Ended()
@@ -335,10 +350,6 @@ class Demand:
             )
         known.released += infers
 
-    def _ready(self, known: Known) -> bool:
-        model = self._catalog.latest.get(known.name)
-        return model is not None and bool(model.ready)
-
     # ------------------------------------------------------------ what becomes of loads
 
     def begun(self, name: str) -> None:
@@ -357,14 +368,17 @@ class Demand:
         self._release(known)
 
     def recovered(self, name: str) -> None:
-        """The health of a model that serves has changed."""
-        known = self.known.get(name)
-        if known is not None and self._ready(known):
-            self._release(known)
+        """The health of a version that serves has changed."""
+        if name in self._catalog.latest and self.asked_for(name):
+            self._release(self.known[name])
 
     def _release(self, known: Known) -> None:
-        room, known.room = known.room, None
-        released = 0 if room is None else room.release(self._submit)
+        """The model serves: who waits goes to it, unless the version that he wants is not ready."""
+        name, room = known.name, known.room
+        released = 0
+        if room is not None:
+            released = room.release(self._submit, lambda version: self._broken(name, version) is None)
+            self._leave(known, room)
         if released:
             known.released += released
             self._loop.loop_pass.soon()
@@ -382,9 +396,11 @@ class Demand:
         known.standing.apply(event, monotonic_ns(), "" if outdated else why)
         if not outdated:
             known.load_failures += 1
-        if name in self._catalog.latest:  # a reload has failed
-            if not self._ready(known) and self._lost(known):
-                self._refuse(known, lambda: later(why, 5))
+        if name in self._catalog.latest:  # a reload has failed: nothing else makes lost versions anew
+            if self._lost(known):
+                self._refuse(known, lambda: later(why, 5), lambda version: self._is_lost(name, version))
+                if known.ended is not None:
+                    known.ended.refusal = why
                 self._tell(known)
             return
         if exiting:
@@ -414,10 +430,26 @@ class Demand:
         if self.asked_for(known.name):
             self._ask(known)
 
-    def _refuse(self, known: Known, error: Callable[[], TritonError]) -> None:
-        room, known.room = known.room, None
-        if room is not None and room.fail(error):
-            self._loop.loop_pass.soon()
+    def _is_lost(self, name: str, version: str) -> bool:
+        model = self._broken(name, version)
+        return model is not None and model.lost
+
+    def _refuse(
+        self,
+        known: Known,
+        error: Callable[[], TritonError],
+        which: Callable[[str], bool] = lambda version: True,
+    ) -> None:
+        room = known.room
+        if room is not None:
+            if room.fail(error, which):
+                self._loop.loop_pass.soon()
+            self._leave(known, room)
+
+    def _leave(self, known: Known, room: Room) -> None:
+        """An empty room is not kept: there may be thousands of models."""
+        if known.room is room and not room:
+            known.room = None
 
     def _tell(self, known: Known) -> None:
         ended, known.ended = known.ended, None
@@ -467,7 +499,7 @@ class Demand:
         None: it serves, or is not loaded on demand."""
         known = self.away(name)
         if known is None:
-            known, record = self._unready(name), self._catalog.records.get(name)
+            known, record = self.known.get(self._catalog.own_name(name)), self._catalog.records.get(name)
             model = (
                 self._catalog.latest.get(name)
                 if not version or record is None
@@ -477,6 +509,11 @@ class Demand:
                 return None
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)
+
+    def would_serve(self, absent: StandIn) -> bool:
+        """Whether a request for which that stands in will be served, as far as is known."""
+        number = self._catalog.number(absent.name, absent.version) if absent.version else 0
+        return self.will_serve(absent.name, number) is not False
 
 
 def _is_marked(config: Any) -> bool:

@@ -7,7 +7,8 @@ they are taken out and submitted, as if they had come now.
 
 Rules:
  1. A request that was parked is answered exactly once: by its model, or by the room with an error.
- 2. It waits at most as long as its own timeout says, and at most --load-wait-secs; it leaves when it is cancelled.
+ 2. It waits at most as long as its own timeout says, and at most --load-wait-secs, also where it is parked more than once; it
+    leaves when it is cancelled.
  3. Requests are submitted in the order in which they came, before any request that comes later is.
  4. One request is taken out at a time and handed over: whoever is answered may come back at once.
 """
@@ -48,6 +49,7 @@ class StandIn(Absent):
         super().__init__(name, version, one_response)
         self.scheduler = room
         self.counters = room.counters
+        self.since_ns = 0  # since when its request waits
         self._parked = parked
 
     def park(self, request: InferRequest) -> None:
@@ -93,12 +95,18 @@ class Room(Scheduler):
         if len(self._waiting) >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait for model '{self.name}' to be loaded")
         now = monotonic_ns()
+        before = request.model
+        stand_in.since_ns = since = (
+            before.since_ns if isinstance(before, StandIn) and before.since_ns else now
+        )
         request.model, request.scheduler = stand_in, self
         accept(request)
         request.state = RequestState.QUEUED
-        own = request.timeout_us * 1000
-        limit = min(own or self._longest_ns, self._longest_ns)
-        timer = self._timers.at(now + limit, lambda: self._expire(request, own == limit))
+        latest, own = since + self._longest_ns, request.timeout_us * 1000
+        if own and now + own <= latest:
+            timer = self._timers.at(now + own, lambda: self._expire(request, True))
+        else:
+            timer = self._timers.at(latest, lambda: self._expire(request, False))
         self._waiting[request] = now, timer
         priority = request.priority
         if priority and (not self._highest or priority < self._highest):
@@ -134,15 +142,15 @@ class Room(Scheduler):
     def _answer(self, request: InferRequest, error: TritonError) -> None:
         complete(request, InferResponse(None, error), True)
 
-    def release(self, submit: Callable[[InferRequest], None]) -> int:
-        """The model serves: submits all requests. Returns how many."""
+    def release(self, submit: Callable[[InferRequest], None], goes: Callable[[str], bool]) -> int:
+        """The model serves: submits all requests for versions that `goes` is true of. Returns how many."""
         count = 0
-        while self._waiting:
-            request = next(iter(self._waiting))
-            since = self._take(request)
-            assert since is not None
-            self._submit(request, since, submit)
-            count += 1
+        for request in list(self._waiting):  # some may be answered, and others come, before it is their turn
+            if request in self._waiting and goes(request.model.version):
+                since = self._take(request)
+                assert since is not None
+                self._submit(request, since, submit)
+                count += 1
         return count
 
     def _submit(self, request: InferRequest, since: int, submit: Callable[[InferRequest], None]) -> None:
@@ -166,14 +174,15 @@ class Room(Scheduler):
         elif request.state != RequestState.DONE and request.scheduler is not self:
             request.stamp(Timestamp.REQUEST_START, since)  # the time in which it waited is its own
 
-    def fail(self, error: Callable[[], TritonError]) -> int:
-        """The model cannot be loaded: answers all requests, each with an error of its own. Returns how many."""
+    def fail(self, error: Callable[[], TritonError], which: Callable[[str], bool]) -> int:
+        """Versions that `which` is true of cannot be loaded: answers all requests for them, each with an error of its own.
+        Returns how many."""
         count = 0
-        while self._waiting:
-            request = next(iter(self._waiting))
-            self._take(request)
-            self._answer(request, error())
-            count += 1
+        for request in list(self._waiting):
+            if request in self._waiting and which(request.model.version):
+                self._take(request)
+                self._answer(request, error())
+                count += 1
         return count
 
     # ------------------------------------------------------------ as a scheduler
