@@ -12,10 +12,11 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.loop import slices
-from neptrio.repository.demand import Demand, Known, Listing, Signature
+from neptrio.repository.demand import Demand, Known
 from neptrio.repository.demand_states import TABLE, Act, Event, State
 from neptrio.repository.demand_view import DemandView
 from neptrio.repository.model_names import Names
+from neptrio.repository.signature import Listing, Reading, Signature
 from neptrio.settings import Settings
 
 SIGNATURE = Signature((1,), False, 0, (), {"stable": 1})
@@ -26,7 +27,7 @@ class LoadedMeanwhile(Demand):
 
     def read(self, names: list[str]) -> Listing:
         self.found: Known = trio.from_thread.run_sync(self.add, names[0], None, Residence())
-        return {name: (SIGNATURE, Residence()) for name in names}
+        return {name: Reading(SIGNATURE) for name in names}
 
 
 async def listed() -> dict[str, int]:
@@ -36,7 +37,9 @@ async def listed() -> dict[str, int]:
 def test_who_waits_for_a_model_is_not_forgotten_when_it_is_listed() -> None:
     repositories = SimpleNamespace(listed=listed)
     names = Names(lambda name: None)
-    catalog: Any = SimpleNamespace(repositories=repositories, records={}, latest={}, names=names)
+    catalog: Any = SimpleNamespace(
+        repositories=repositories, records={}, latest={}, names=names, readiness=Told()
+    )
     settings = Settings(model_repository=(), model_control_mode="on-demand")
     loop: Any = SimpleNamespace(timers=None, loop_pass=None)
     demand = LoadedMeanwhile(settings, catalog, loop, lambda *_, **__: None)
@@ -62,7 +65,7 @@ class Told:
 
 class Listed(Demand):
     def read(self, names: list[str]) -> Listing:
-        return {name: (SIGNATURE, Residence()) for name in names}
+        return {name: Reading(SIGNATURE) for name in names}
 
 
 def test_a_folder_that_is_replaced_is_not_gone() -> None:

@@ -25,7 +25,7 @@ from tests.support.http import Http1
 from tests.support.metrics import scrape
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
-from tests.support.slow_models import latch, loads, parameter, slow_model
+from tests.support.slow_models import CONFIG, latch, loads, parameter, slow_model
 from tests.support.streams import Answers
 from tests.support.waiting import until
 
@@ -413,6 +413,56 @@ def test_a_version_that_is_not_loaded_is_refused_at_once(tmp_path: Path) -> None
         assert status == 503
         assert http_infer(http, "asks") == [0, 1, 0]
         assert on_demand(server, "m")["waiting"] == 0 and loads(folder) == 2
+
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def versions(server: ServerProcess, model: str) -> list[str]:
+    _, rows = document(server, "/v2/repository/index", "POST")
+    return [row["version"] for row in rows if row["name"] == model and "version" in row]
+
+
+def test_what_was_loaded_is_what_is_known_of_a_model_that_is_put_away(tmp_path: Path) -> None:
+    folder = slow_model(tmp_path, "m")
+    once = slow_model(tmp_path, "once", DECOUPLED)
+    with (
+        ServerProcess(tmp_path, ON_DEMAND, "--repository-poll-secs=0") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+    ):
+        with pytest.raises(InferenceServerException, match="decoupled transaction policy"):
+            http_infer(http, "once")
+        (once / "config.pbtxt").write_text(CONFIG)
+        (folder / "1").rename(folder / "2")
+        for name in ("once", "m"):
+            http.load_model(name)
+            http.unload_model(name)
+        assert http_infer(http, "once") == [0, 1, 2]
+        assert versions(server, "m") == ["2"]
+        assert http.is_model_ready("m", "2") and not http.is_model_ready("m", "1")
+        assert document(server, "/v2/models/m/labels", "POST", b'{"labels":{"stable":2}}')[0] == 200
+        # what a call brings along is not what the next request loads
+        http.load_model("m", config='{"model_transaction_policy":{"decoupled":true}}')
+        http.unload_model("m")
+        assert http_infer(http, "m") == [0, 1, 2]
+
+
+def test_folders_that_change_while_models_are_away_are_read_again(tmp_path: Path) -> None:
+    folder = slow_model(tmp_path, "m", DECOUPLED)
+    with (
+        ServerProcess(tmp_path, ON_DEMAND, "--repository-poll-secs=1") as server,
+        httpclient.InferenceServerClient(server.http) as http,
+    ):
+        with pytest.raises(InferenceServerException, match="decoupled transaction policy"):
+            http_infer(http, "m")
+        (folder / "config.pbtxt").write_text(
+            CONFIG + 'parameters { key: "version_labels" value: { string_value: "stable=2" } }'
+        )
+        shutil.copytree(folder / "1", folder / "2")
+        until(lambda: versions(server, "m") == ["2"])
+        assert http.is_model_ready("m", "stable") and not http.is_model_ready("m", "1")
+        assert loads(folder) == 0
+        assert http_infer(http, "m", model_version="stable") == [0, 1, 2]
 
 
 def test_explicit_mode_loads_marked_models_on_demand(tmp_path: Path) -> None:

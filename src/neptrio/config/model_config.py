@@ -212,10 +212,13 @@ def read(model_dir: Path, config_name: str = "") -> ConfigSource:
 
 def file_of(model_dir: Path, config_name: str = "") -> Path | None:
     """The path of the configuration file that is read, None when the folder has none."""
-    candidates = [model_dir / "config.pbtxt", model_dir / "config.json"]
-    if config_name:
-        candidates.insert(0, model_dir / "configs" / f"{config_name}.pbtxt")
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for name in candidates(config_name) if (path := model_dir / name).is_file()), None)
+
+
+def candidates(config_name: str = "") -> tuple[str, ...]:
+    """The files in a model's folder of which the first that is there is read."""
+    found = ("config.pbtxt", "config.json")
+    return (f"configs/{config_name}.pbtxt", *found) if config_name else found
 
 
 def read_text(path: Path) -> str:

@@ -22,14 +22,14 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from neptrio.config import demand as demand_config
-from neptrio.config import model_config, version_labels
+from neptrio.config import version_labels
 from neptrio.config.demand import Residence
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.execution.admission import Admission
@@ -38,10 +38,11 @@ from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.loop.slices import Slices
 from neptrio.observe.counters import ModelCounters
-from neptrio.repository import scan
+from neptrio.repository import signature as signatures
 from neptrio.repository.demand_states import Act, Event, Standing, State
 from neptrio.repository.load_line import LAST, NO_PRIORITY, Rank
 from neptrio.repository.override import LoadParameters
+from neptrio.repository.signature import ABOUT, FolderState, Listing, Reading, Signature, read_folder
 from neptrio.repository.waiting import NoRoom, Room, StandIn, later
 from neptrio.request.infer_request import InferRequest, InputSpec, monotonic_ns
 from neptrio.scheduling.base import LoopServices
@@ -50,21 +51,10 @@ from neptrio.settings import Settings
 if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
     from neptrio.repository.model import Model
+    from neptrio.repository.model_builder import Found
     from neptrio.repository.records import Operation
 
 log = logging.getLogger("neptrio.repository")
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What the configuration in a model's folder says that a request may need before the model is loaded."""
-
-    versions: tuple[int, ...]  # those that the version policy selects
-    decoupled: bool
-    max_batch_size: int
-    inputs: tuple[tuple[str, int, tuple[int, ...], bool, bool], ...]
-    labels: dict[str, int] = field(default_factory=dict)  # of versions
-    aliases: tuple[str, ...] = ()  # further names
 
 
 @dataclass(slots=True)
@@ -82,6 +72,7 @@ class Known:
     name: str
     signature: Signature | None = None  # None: its configuration could not be read, the load will say why
     residence: Residence = field(default_factory=Residence)
+    state: FolderState = ()  # of its folder when the signature was read there
     missing: bool = False  # at the last look it had no folder
     standing: Standing = field(default_factory=Standing)
     room: Room | None = None  # while requests wait
@@ -106,30 +97,6 @@ class Known:
         }
 
 
-Listing = dict[str, tuple[Signature | None, Residence]]
-
-
-def read_folder(folder: Path, config_name: str, marked: bool) -> tuple[Signature | None, Residence] | None:
-    """What is kept of the model in a folder; None for one that is not loaded on demand. With `marked` it must say so."""
-    try:
-        config = model_config.read(folder, config_name).config
-        if marked and not demand_config.on_demand(config):
-            return None
-        signature = Signature(
-            tuple(scan.wanted(config, scan.versions(folder))),
-            config.model_transaction_policy.decoupled,
-            config.max_batch_size,
-            tuple(
-                (i.name, i.data_type, tuple(i.dims), i.optional, i.allow_ragged_batch) for i in config.input
-            ),
-            version_labels.labels(config),
-            version_labels.aliases(config),
-        )
-        return signature, demand_config.residence(config)
-    except (TritonError, OSError):  # the load says what is wrong
-        return None if marked else (None, Residence())
-
-
 class Demand:
     """The models that are loaded on demand. Trio thread only, but for read()."""
 
@@ -145,6 +112,7 @@ class Demand:
         self._counters = ModelCounters()
         self.known: dict[str, Known] = {}
         self.states: Counter[State] = Counter()  # how many of them are in each state
+        self._turns: list[str] = []  # those whose folders are to be looked at before the others are again
 
     def serve(self, admission: Admission) -> None:
         """From now on requests come here that find no model."""
@@ -159,9 +127,9 @@ class Demand:
         return self._settings.model_control_mode == "explicit"
 
     async def look(self) -> None:
-        """Lists the repositories and reads the configurations of models that are not known yet; forgets those that were gone
-        at the look before, too: who replaces a folder may take it away for a moment. Raises InvalidArgument for a repository
-        that cannot be listed."""
+        """Lists the repositories and reads the configurations of models that are not known yet, and of those that have changed
+        (repository.signature); forgets those that were gone at the look before, too: who replaces a folder may take it away
+        for a moment. Raises InvalidArgument for a repository that cannot be listed."""
         names = await self._catalog.repositories.listed()
         slices = Slices()  # there may be thousands
         for one in list(self.known.values()):
@@ -178,20 +146,43 @@ class Demand:
                 one.standing.forgive()
             one.missing = gone
         missing = [name for name in names if name not in self.known]
-        if missing:
-            for name, (signature, residence) in (
-                await threads.run_surely(self.read, missing, abandon_on_cancel=True)
-            ).items():
+        looked_at = self._next_looked_at()
+        if missing or looked_at:
+            found = await threads.run_surely(self._read, missing, looked_at, abandon_on_cancel=True)
+            for name, reading in found.items():
                 await slices.rest()
                 known = self.known.get(name)
                 if known is None:
-                    self.add(name, signature, residence)
-                elif (
-                    known.signature is None
-                ):  # a load has made it known meanwhile, and requests may wait for that
-                    known.signature = signature
-                    if signature is not None and name not in self._catalog.latest:
-                        self._catalog.names.tell(name, signature.labels, signature.aliases)
+                    known = self.add(name, reading.signature, reading.residence)
+                else:  # it has changed, or a load has made it known meanwhile
+                    self._take(known, reading)
+                known.state = reading.state
+
+    def _next_looked_at(self) -> list[tuple[str, FolderState]]:
+        """The models whose folders it is the turn of, and what is known of those."""
+        if not self._turns:
+            self._turns = list(self.known)
+        turns, self._turns = self._turns[:ABOUT], self._turns[ABOUT:]
+        here = (known for name in turns if (known := self.known.get(name)) is not None and not known.missing)
+        return [(known.name, known.state) for known in here]
+
+    def _take(self, known: Known, reading: Reading) -> None:
+        """This is what the model's folder says now. Of a model that serves it counts when that is put away."""
+        signature, before = reading.signature, known.signature
+        known.signature = signature
+        if known.name not in self._catalog.latest:
+            known.residence = reading.residence
+            self._tell_names(known)
+            if signature != before:
+                self._catalog.readiness.notify(known.name)
+
+    def _tell_names(self, known: Known) -> None:
+        if known.signature is not None:
+            self._catalog.names.tell(known.name, known.signature.labels, known.signature.aliases)
+
+    def _read(self, names: list[str], looked_at: list[tuple[str, FolderState]]) -> Listing:
+        """What is kept of these models, and of those of which something else was known. On another thread."""
+        return self.read([*names, *(name for name, state in looked_at if not signatures.current(state))])
 
     def read(self, names: list[str]) -> Listing:
         """What is kept of each of these models. On another thread."""
@@ -210,8 +201,7 @@ class Demand:
         """There is such a model from now on."""
         known = self.known[name] = Known(name, signature, residence)
         known.standing.count(self.states)
-        if signature is not None:
-            self._catalog.names.tell(name, signature.labels, signature.aliases)
+        self._tell_names(known)
         record = self._catalog.records.get(name)
         if record is not None and record.operations:
             known.standing.apply(Event.BEGIN, 0)
@@ -219,17 +209,20 @@ class Demand:
             known.standing.apply(Event.LOADED, 0)
         return known
 
-    def renew(self, name: str, config: Any, listed: bool) -> None:
-        """A load has read the model's configuration; `listed`: a repository has its folder."""
-        known = self.known.get(name)
+    def renew(self, name: str, found: Found) -> None:
+        """A load has found this. What a call has brought along says nothing of the next load."""
+        known, config = self.known.get(name), found.source.config
         if known is None:
-            if not listed or (self.marked and not _is_marked(config)):
+            if not found.listed or (self.marked and not _is_marked(config)):
                 return
             known = self.add(name, None, Residence())
         try:
             known.residence = demand_config.residence(config)
         except TritonError:  # the load is refused for it
             known.residence = Residence()
+        if found.digest:
+            with suppress(TritonError):
+                known.signature = Signature.of(config, found.versions)
 
     # ------------------------------------------------------------ requests
 
@@ -423,6 +416,7 @@ class Demand:
         known = self.known.get(name)
         if known is not None:
             known.standing.apply(Event.WITHDRAW, 0, why)
+            self._tell_names(known)  # its next load is one of what its folder says
             if self.asked_for(name) and self._catalog.nursery is not None:  # who waited for its process
                 self._catalog.nursery.start_soon(self._ask_again, known)
 

@@ -195,7 +195,7 @@ class Loads:
             raise model_builder.poll_failed(name, str(failure)) from None
         record.polled, record.listed = found.fingerprint, found.listed
         if self._catalog.demand is not None:
-            self._catalog.demand.renew(name, found.source.config, found.listed)
+            self._catalog.demand.renew(name, found)
         try:
             operation.check()
             self._check_names(operation, found)
