@@ -12,9 +12,10 @@ import trio
 
 from neptrio.config.demand import Residence
 from neptrio.loop import slices
-from neptrio.repository.demand import Demand, Known
+from neptrio.repository.demand import Demand
 from neptrio.repository.demand_states import TABLE, Act, Event, State
 from neptrio.repository.demand_view import DemandView
+from neptrio.repository.known_models import Known
 from neptrio.repository.model_names import Names
 from neptrio.repository.signature import Listing, Reading, Signature
 from neptrio.settings import Settings

@@ -13,7 +13,8 @@ from neptrio.repository.putting_away import HOST
 
 if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
-    from neptrio.repository.demand import Demand, Known
+    from neptrio.repository.demand import Demand
+    from neptrio.repository.known_models import Known
 
 
 class DemandView:
