@@ -289,6 +289,49 @@ def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) ->
         assert stream.receive()["OUTPUT"] == 3
 
 
+COUNTDOWN = """
+import gc
+import numpy as np
+import triton_python_backend_utils as pb
+from triton_python_backend_utils._process.ring_child import RingChild
+
+def kept():
+    return sum(len(thing.open_ids) for thing in gc.get_objects() if isinstance(thing, RingChild))
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+
+    def execute(self, requests):
+        for request in requests:
+            id = request.correlation_id()
+            if request.flags() & 1:
+                self.left[id] = int(pb.get_input_tensor_by_name(request, "INPUT").as_numpy().flat[0])
+            left = self.left[id] = self.left[id] - 1
+            value = left if left >= 0 else -kept()
+            response = pb.InferenceResponse([pb.Tensor("OUTPUT", np.array([[value]], np.int32))])
+            if left >= 0:
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            final = 0 if left >= 0 else pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(response, flags=final)
+"""
+
+
+@pytest.mark.slow
+@in_both_places
+def test_a_decoupled_model_sends_in_each_execution(tmp_path: Path, isolated: bool) -> None:
+    config = ITERATIVE_CONFIG + ISOLATION[isolated] + "model_transaction_policy { decoupled: true }"
+    write_model(tmp_path, "m", config.replace(": 200000", ": 3600000000"), {"1/model.py": COUNTDOWN})
+    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+        for begun in (5, 1, 20):
+            stream.send("m", 0, "", begun)
+            found = [stream.receive()["OUTPUT"] for _ in range(begun + 1)]
+            assert found[:-1] == list(range(begun - 1, -1, -1))
+            assert found[-1] == (-1 if isolated else 0), (
+                "its process keeps nothing of executions that are over"
+            )
+
+
 GROWING = """
 import numpy as np
 import triton_python_backend_utils as pb

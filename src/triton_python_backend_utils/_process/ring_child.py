@@ -73,8 +73,10 @@ class Back:
         return self.channel is not None and self.channel.sent
 
     def close(self) -> None:
+        """The request is answered without its sender, or executed again under another id."""
         if self.channel is not None:
             self.channel.close()
+            self.child.open_ids.discard(self.id)  # a closed channel does not call finish()
 
     def is_cancelled(self) -> bool:
         child = self.child
