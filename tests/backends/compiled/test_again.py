@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,18 @@ def test_each_execution_of_a_decoupled_request_sends_a_response(
     until(lambda: listing(server, "countdown")["slots_used"] == 0)
     until(lambda: counts("countdown")["success"] - before["success"] == len(begun))
     assert counts("countdown")["fail"] == before["fail"]
+
+
+def test_a_request_whose_client_has_left_is_not_executed_again(server: ServerProcess) -> None:
+    with grpc.InferenceServerClient(server.grpc) as other:
+        found: queue.Queue[Any] = queue.Queue()
+        other.start_stream(lambda result, error: found.put(error or result))
+        endless = number(2_000_000_000)
+        other.async_stream_infer("countdown", endless, parameters={"do": "count down"})
+        assert found.get(timeout=60).as_numpy("OUT").tolist() == [[2_000_000_000]]
+        assert len(listing(server, "countdown")["sequences"]) == 1
+        other.stop_stream(cancel_requests=True)
+    until(lambda: not listing(server, "countdown")["sequences"], server.log)
 
 
 def test_only_a_model_with_iterative_sequences_gives_requests_back(
