@@ -36,6 +36,8 @@ void count_down(object request, const char* how) {
   uint64_t size, id;
   uint32_t flags, release;
   int type = 0;
+  const bool first = strcmp(how, ", made before the release") == 0; /* `how` is the request's, and goes with it */
+  const bool keeps = strcmp(how, ", and keep a factory") == 0;
   int64_t at = 0, shape[2] = {1, 1};
   fine(TRITONBACKEND_RequestCorrelationId(request, &id));
   counting = &sequences[id % 64];
@@ -54,7 +56,7 @@ void count_down(object request, const char* how) {
   }
   release = counting->left > 0 ? RELEASE_RESCHEDULE : RELEASE_ALL;
   fine(TRITONBACKEND_ResponseFactoryNew(&factory, request));
-  if (strcmp(how, ", made before the release") == 0) {
+  if (first) {
     fine(TRITONBACKEND_ResponseNew(&response, request));
     fine(TRITONBACKEND_RequestRelease(request, release));
   } else {
@@ -63,7 +65,7 @@ void count_down(object request, const char* how) {
   }
   *(int32_t*)output(response, "OUT", 8, shape, 2, 4) = counting->left;
   fine(TRITONBACKEND_ResponseSend(response, counting->left > 0 ? 0 : FINAL, NULL));
-  if (strcmp(how, ", and keep a factory") == 0 && counting->left > 0) {
+  if (keeps && counting->left > 0) {
     counting->factory = factory;
     fine(TRITONBACKEND_ResponseNewFromFactory(&counting->response, factory));
     *(int32_t*)output(counting->response, "OUT", 8, shape, 2, 4) = -1;
