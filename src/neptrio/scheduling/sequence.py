@@ -247,7 +247,7 @@ class SequenceScheduler(Scheduler):
     def _lost(self, instance: Instance, error: TritonError) -> None:
         """The instance's process has ended, and with it the state of its sequences, but for what the server keeps."""
         if self.state or instance not in self._instances:
-            return
+            return  # the process of a retired one that has no sequences left has ended as it should
         self._loss = error
         self.table.lose(self._instances.index(instance), monotonic_ns())
         self._act()
