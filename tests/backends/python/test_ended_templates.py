@@ -11,6 +11,8 @@ import pytest
 
 from neptrio.backends.python import template as templates
 from neptrio.backends.python.environment_template import EnvironmentTemplate
+from neptrio.backends.python.template import ModelTemplate
+from neptrio.errors import Internal
 from tests.support.waiting import until
 
 
@@ -35,3 +37,12 @@ def test_an_ended_template_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> 
         child.close()
         made.release()
         until(lambda: starters() == before)
+
+
+@pytest.mark.skipif(not templates.SUPPORTED, reason="nothing can be forked from here")
+def test_a_template_of_a_model_is_not_started_after_it_was_closed() -> None:
+    made = ModelTemplate("m", {}, dict(os.environ), {}, 60.0)
+    made.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(Internal, match="the model 'm' is unloaded"):
+        made.fork("py:m", theirs.fileno(), dict(os.environ), {})

@@ -262,7 +262,7 @@ template = Template()
 class ModelTemplate(Template):
     """A template that has imported one model's file and called its preload(); the model's instances are forked from it.
 
-    It lives until close(). If it was killed, the next instance starts it again.
+    It lives until close(). If it was killed before, the next instance starts it again.
     """
 
     def __init__(
@@ -281,6 +281,7 @@ class ModelTemplate(Template):
         self._seconds = seconds
         self._process: Forked | None = None
         self._reader: threading.Thread | None = None
+        self._closed = False
         self._log = logging.getLogger("neptrio.model." + name)
 
     def release(self) -> None:
@@ -293,8 +294,9 @@ class ModelTemplate(Template):
             process.kill()
 
     def close(self) -> None:
-        """Ends the template."""
+        """Ends the template, for good: nobody would end one that an instance started after this."""
         with self._lock:
+            self._closed = True
             self._stop()
 
     def _stop(self) -> None:
@@ -310,6 +312,8 @@ class ModelTemplate(Template):
             template.release()
 
     def _start(self) -> None:
+        if self._closed:
+            raise Internal(f"the model '{self._name}' is unloaded", reason=Reason.BACKEND)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         try:
