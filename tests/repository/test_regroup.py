@@ -31,8 +31,9 @@ from tests.repository.regrouping import (
 )
 from tests.sequences.models import rest
 from tests.support import onnx_models
-from tests.support.control import load, post, refused, rows
+from tests.support.control import load, post, refused, rows, settled
 from tests.support.embedded import EmbeddedServer
+from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -266,6 +267,67 @@ def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
         assert "out-dated" in refused(replies[0], 500)
         until(lambda: rows(client, "m")[0][1] == "UNAVAILABLE", lambda: rows(client, "m"))
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_an_unload_waits_for_instances_that_are_initialized_for_a_change(tmp_path: Path) -> None:
+    """What the model has loaded is released after finalize() of its last instance, also of one that never served."""
+    repository = tmp_path / "repository"
+    held = WITNESS.replace(
+        "        if asked == 3",
+        f"        if asked == 2: pathlib.Path({str(tmp_path / 'latch')!r}).read_text()\n        if asked == 3",
+    ).replace("import json, os", "import json, os, pathlib")
+    in_process = 'parameters { key: "isolation" value { string_value: "none" } }'
+    log = witness(repository, "m", in_process + " instance_group { count: 1 kind: KIND_CPU }")
+    (repository / "m" / "1" / "model.py").write_text(held)
+    with ServerProcess(repository, *EXPLICIT) as server, Latch(tmp_path / "latch") as latch:
+        with httpclient.InferenceServerClient(server.http) as client:
+            config = given(client.get_model_config("m"))
+        config["instance_group"] = [{**config["instance_group"][0], "count": 2}]
+        thread = threading.Thread(target=lambda: load(server, "m", config=json.dumps(config)))
+        thread.start()
+        until(lambda: "1 start m_0_1 of 2" in lines(log), lambda: lines(log))
+        assert post(server, "models/m/unload").status == 200
+        thread.join(300)
+        until(lambda: "1 stop m_0_0" in lines(log), lambda: lines(log))
+        with httpclient.InferenceServerClient(server.http) as client:
+            for _ in range(50):  # the time in which it would be unloaded
+                assert [state for _, state, _ in rows(client, "m")] == ["UNLOADING"]
+        latch.open()
+        server.until_logged("successfully unloaded 'm' version 1")
+        assert "1 stop m_0_1" in lines(log)
+
+
+@pytest.mark.slow
+def test_an_unload_ends_a_change_whose_warm_up_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neptrio.execution.instance.BATCHES_SECONDS", 0.5)
+    repository = tmp_path / "repository"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    stuck = WITNESS.replace(
+        "        answer =",
+        f"        if self.name != 'm_0_0': self.write(os.getpid()), os.open({str(pipe)!r}, os.O_RDONLY)\n        answer =",
+    )
+    sample = 'model_warmup { name: "s" batch_size: 1 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } }'
+    log = witness(repository, "m", f"{sample} instance_group {{ count: 1 kind: KIND_CPU }}")
+    (repository / "m" / "1" / "model.py").write_text(stuck)
+    explicit = {"model_control_mode": "explicit", "load_model": ("*",)}
+    with EmbeddedServer(repository, **explicit) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            config = given(client.get_model_config("m"))
+            config["instance_group"] = [{**config["instance_group"][0], "count": 2}]
+            thread = threading.Thread(target=lambda: load(server, "m", config=json.dumps(config)))
+            thread.start()
+            (process,) = until(
+                lambda: [int(line.split()[1]) for line in lines(log) if line.split()[1].isdigit()],
+                lambda: lines(log),
+            )
+            client.unload_model("m")
+            thread.join(300)
+            assert settled(client, "m") == [("1", "UNAVAILABLE", "unloaded")]
+        assert not Path(f"/proc/{process}").exists()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from neptrio.execution.input_fetch import InputFetch
 from neptrio.execution.instance_core import InstanceCore, PoolCore
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.execution.traced_inputs import TracedInputs
+from neptrio.foreign import text_of
 from neptrio.loop import threads
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue, WorkItem
@@ -32,6 +33,9 @@ from neptrio.request.infer_request import InferRequest, ModelCore, RequestState
 log = logging.getLogger("neptrio.instance")
 
 DONE = int(RequestState.DONE)
+# how long instances that are to end are waited for whose executions have answered all they were given, or whose answers nobody
+# awaits; after that finalize() is called, which kills a process that hangs
+BATCHES_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Instance(InstanceCore):
         self.awaiting_grant: deque[Batch] = deque()
         self.placement: Placement | None = None  # which instance group and device it was made for
         self.kept = False  # it is retired, but live sequences keep it
+        self.overdue = False  # it is finalized whatever it has under way
         self.stopping = False
         self._thread = threads.make(self.mailbox.run, name=f"instance-{name}")
 
@@ -218,6 +223,9 @@ class InstancePool(PoolCore):
 
     A retired instance gets no new batches. When it has finished what it has (batches, responses that a response
     sender of its model may still send, live sequences), it is finalized.
+
+    The pool has every instance from the moment it is made to the end of its finalize(), also those of a change in place that is
+    not carried out: stop() returns after the last of them.
     """
 
     instances: list[Instance]
@@ -226,7 +234,8 @@ class InstancePool(PoolCore):
         self._private = False  # the limiter is this model's own: share()
         self.passive: list[Instance] = []  # they are never given a batch, and no scheduler knows of them
         self.retiring: list[Instance] = []
-        self.unwanted: list[Instance] = []  # started but never to serve: they only wait to be finalized
+        self.joining: list[Instance] = []  # made for a change in place that is not carried out yet
+        self.unwanted: list[Instance] = []  # of a change that was given up: they only wait to be finalized
         # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
         self.on_added: Callable[[Instance], None] = _nobody
         self.on_retired: Callable[[Instance], None] = _nobody
@@ -299,8 +308,10 @@ class InstancePool(PoolCore):
         return self.instances + self.passive + self.retiring
 
     def exchange(self, added: list[Instance], retired: list[Instance]) -> None:
-        """Adds and retires instances: new ones serve from now on, retired ones get no new batches. Does not wait."""
+        """Adds those of `joining` and retires others: new ones serve from now on, retired ones get no new batches. Does not
+        wait."""
         for instance in added:
+            self.joining.remove(instance)
             if instance.passive:
                 self.passive.append(instance)
             else:
@@ -320,13 +331,45 @@ class InstancePool(PoolCore):
         self.freed()
 
     async def discard(self, instances: list[Instance]) -> None:
-        """Finalizes started instances that never served, after their warm-up has ended."""
+        """Finalizes instances of `joining` that will not serve: when their warm-up has ended, or after BATCHES_SECONDS."""
         for instance in instances:
+            self.joining.remove(instance)
             instance.retired = True
             self.unwanted.append(instance)
         self.note_retired()
+        with trio.move_on_after(BATCHES_SECONDS):
+            await self._gone_all(instances)
+        self._finalize(instances)
+        await self._gone_all(instances)
+
+    async def _gone_all(self, instances: list[Instance]) -> None:
         while any(instance in self.unwanted for instance in instances):
             await self.gone.wait()
+
+    async def batches_back(self) -> None:
+        """Returns when no batch is under way, or after BATCHES_SECONDS. Requests may be answered before their batch is back, by
+        a response sender of the model, and the warm-up of a load that was given up may be under way."""
+        with trio.move_on_after(BATCHES_SECONDS):
+            while self.executing:
+                back = trio.Event()
+                self.on_free = back.set  # the scheduler has nothing left that waits for room
+                await back.wait()
+
+    async def stop(self) -> None:
+        """Finalizes all instances in parallel. Those of a change in place, which has been given up, end as discard() says."""
+        for instance in self.instances + self.passive:
+            instance.retired = True
+            self.retiring.append(instance)
+        self.instances, self.passive = [], []
+        self._finalize(self.retiring)
+        while self.retiring or self.joining or self.unwanted:
+            await self.gone.wait()
+
+    def _finalize(self, instances: Iterable[Instance]) -> None:
+        """Finalizes instances now, whatever they have under way."""
+        for instance in instances:
+            instance.overdue = True
+        self.dispatch(0)
 
     def health_changed(self) -> bool:
         """Sets which instances are `away`: those whose process is gone, while it is being started again or another instance
@@ -348,14 +391,15 @@ class InstancePool(PoolCore):
     def dispatch(self, now_ns: int) -> None:
         """Finalizes the retired instances that have nothing left to do. Called when the loop pass ends."""
         for instance in self.retiring + self.unwanted:
-            if not (instance.stopping or instance.outstanding or instance.owed or instance.kept):
+            busy = (instance.outstanding or instance.owed or instance.kept) and not instance.overdue
+            if not instance.stopping and not busy:
                 instance.stopping = True
                 self.unregister(instance)
                 instance.stop(partial(self._gone, instance))
 
     def _gone(self, instance: Instance, error: BaseException | None) -> None:
         if error is not None:
-            log.error("finalize of %s failed: %s", instance.name, error)
+            log.error("finalize of %s failed: %s", instance.name, text_of(error))
         (self.unwanted if instance in self.unwanted else self.retiring).remove(instance)
         self.drop(instance)
         self._tell_gone()

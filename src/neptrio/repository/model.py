@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,6 @@ from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.instance import Instance, InstancePool
-from neptrio.foreign import text_of
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.slices import Slices
@@ -38,10 +37,6 @@ from neptrio.scheduling.base import NO_SCHEDULER, LoopServices, Scheduler, Serve
 from neptrio.scheduling.choose import make_scheduler
 
 log = logging.getLogger("neptrio.model")
-
-# how long an unload waits for executions that have answered all they were given; after that finalize() is called, which
-# kills a process that hangs
-BATCHES_SECONDS = 30.0
 
 
 class _Question:
@@ -254,12 +249,6 @@ class Model(ServedModel):
             raise errors[0]
         self.pool.share(instances)
 
-    async def stop_instances(self, instances: Iterable[Instance]) -> None:
-        """Finalizes started instances that are idle, in parallel; failures are logged."""
-        async with trio.open_nursery() as nursery:
-            for instance in instances:
-                nursery.start_soon(self._stop_instance, instance)
-
     def exchange(self, config: Any, added: list[Instance], retired: list[Instance]) -> None:
         """A change in place: takes over the instance groups and version policy of `config`, and swaps instances."""
         groups.take_over(self.config, config)
@@ -301,7 +290,7 @@ class Model(ServedModel):
         self._loop.loop_pass.soon()
 
     async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
-        error = await _called(instance.start)
+        error = await _started(instance)
         if error is not None:
             if isinstance(error, TritonError):
                 errors.append(error)
@@ -369,14 +358,10 @@ class Model(ServedModel):
     async def stop(self) -> None:
         """Finalizes every instance and unloads the backend."""
         self._serving = self.ready = self.healthy = False
-        with trio.move_on_after(BATCHES_SECONDS):
-            await self._batches_back()
+        await self.pool.batches_back()
         if self.scheduler is not None:
             self.scheduler.close()
-        self.pool.dispatch(0)
-        await self.stop_instances(self.pool.instances + self.pool.passive)
-        while self.pool.retiring:  # drain() has returned, so nothing holds retired instances
-            await self.pool.gone.wait()
+        await self.pool.stop()
         self._let_go()
         self.pass_soon()
         self.backend.unload()
@@ -386,19 +371,6 @@ class Model(ServedModel):
         the loop for as long as it takes to look at every model of the server."""
         self.pool.clear()
         self.scheduler = NO_SCHEDULER
-
-    async def _batches_back(self) -> None:
-        """Returns when no batch is under way. Requests may be answered before their batch is back, by a response sender
-        of the model, and the warm-up of a load that was given up may be under way."""
-        while self.pool.executing:
-            back = trio.Event()
-            self.pool.on_free = back.set  # the scheduler has nothing left that waits for room
-            await back.wait()
-
-    async def _stop_instance(self, instance: Instance) -> None:
-        error = await _called(instance.stop)
-        if error is not None:
-            log.error("finalize of %s failed: %s", instance.name, text_of(error))
 
 
 class TooLong(Internal):
@@ -420,8 +392,8 @@ def _begin_threads(instances: list[Instance]) -> None:
         instance.begin_thread()
 
 
-async def _called(start: Any) -> BaseException | None:
-    """Calls Instance.start or Instance.stop and waits for its done-callback; returns the error or None."""
+async def _started(instance: Instance) -> BaseException | None:
+    """Starts an instance and waits for the end of its initialize(); returns the error or None."""
     finished = trio.Event()
     outcome: list[BaseException | None] = []
 
@@ -429,6 +401,6 @@ async def _called(start: Any) -> BaseException | None:
         outcome.append(error)
         finished.set()
 
-    start(done)
+    instance.start(done)
     await finished.wait()
     return outcome[0]

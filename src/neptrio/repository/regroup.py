@@ -32,7 +32,6 @@ class Regrouping:
         self.measured: Measured | None = None
         self._made: list[Instance] = []
         self._retired: list[Instance] = []
-        self._started = False
 
     @property
     def load_duration_secs(self) -> float:
@@ -54,11 +53,11 @@ class Regrouping:
         try:
             for place, name in zip(missing, names, strict=True):
                 self._made.append(model.make_instance(place, name))
+                pool.joining.append(self._made[-1])
         finally:
             groups.take_over(model.config, before)
         for instance, place in zip(self._made, missing, strict=True):
             pool.register(instance, place.group, place.device)
-        self._started = True
         tell("initializing new instances")
         await model.start_instances(self._made)
         if self.config.model_warmup:
@@ -79,11 +78,6 @@ class Regrouping:
             instance.backend.abort()
 
     async def stop(self) -> None:
-        """Finalizes the instances that were made and will not serve, after their warm-up has ended."""
-        pool = self.model.pool
+        """Finalizes the instances that were made and will not serve (InstancePool.discard)."""
         made, self._made = self._made, []
-        if self._started:
-            await pool.discard(made)
-        else:
-            for instance in made:
-                pool.drop(instance)
+        await self.model.pool.discard(made)

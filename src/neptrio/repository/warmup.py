@@ -2,7 +2,8 @@
 
 Samples run one after the other, each on all instances in parallel. They take the same way through batch, statistics
 and errors as requests, so that what would delay or break a first request (lazy allocation, a kernel to compile,
-a broken input) happens here. A sample that fails makes the load fail.
+a broken input) happens here. A sample that fails makes the load fail. Unlike requests, samples are nothing that an unload waits
+for: it has given up the load that would.
 
 A sample of a sequence model is one new sequence per place of the batch: control and state inputs that it does not
 contain are added, those of START, END and READY with the ids 1, 2, ... and the initial state. It uses no slot, and
@@ -44,6 +45,7 @@ class _Outcome(Responder):
         if self.error is None and response.error is not None:
             self.error = response.error
         if final:
+            request.model.inflight += 1  # which complete() takes back
             self.left -= 1
             if not self.left:
                 self.done.set()
@@ -95,6 +97,7 @@ async def _run(
         for number, request in enumerate(requests):
             model.scheduler.complete_sample(request, number)
             accept(request)
+            model.inflight -= 1  # it is not one of those that the model has to answer before it may end
             request.stamp(Timestamp.REQUEST_START)
             request.stamp(Timestamp.QUEUE_START, request.timestamp(Timestamp.REQUEST_START))
         instance.submit(requests, "warmup", 0)
