@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from neptrio.errors import TritonError
+from neptrio.repository.override import LoadParameters
 from tests.support import slow_models
 from tests.support.control import load, progress
+from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1
 from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
-from tests.support.waiting import until
+from tests.support.waiting import until, until_trio
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +59,10 @@ folder = pathlib.Path(__file__).parent.parent
 OTHER_NAME = ('"OUTPUT0"', '"RESULT0"')
 
 
-def answer(server: ServerProcess) -> tuple[int, Any]:
+def answer(server: ServerProcess | EmbeddedServer, name: str = "both") -> tuple[int, Any]:
     with Http1(server.http) as http:
         tensor = {"name": "IN", "datatype": "INT32", "shape": [2], "data": [3, 4]}
-        reply = http.request("POST", "/v2/models/both/infer", json.dumps({"inputs": [tensor]}).encode())
+        reply = http.request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": [tensor]}).encode())
         return reply.status, json.loads(reply.body)
 
 
@@ -118,3 +123,40 @@ def test_a_load_of_the_ensemble_that_makes_nothing_does_not_keep_the_models_that
         (both / "config.pbtxt").write_text(ENSEMBLE.replace(*OTHER_NAME))
         assert load(server, "both").status == 200
         assert answer(server)[1]["outputs"][0]["data"] == [3, 4]
+
+
+def test_loads_that_were_given_up_do_not_forget_the_one_that_followed(tmp_path: Path) -> None:
+    step = slow_models.slow_model(tmp_path, "step")
+    names = [f"both{number}" for number in range(16)]  # of models that never served nothing is kept
+    for name in names:
+        write_model(tmp_path, name, ENSEMBLE)
+    with EmbeddedServer(tmp_path, model_control_mode="explicit") as server:
+        repository = server.server.repository
+
+        async def given_up(name: str) -> None:
+            with suppress(TritonError):
+                await repository.load(name, {})
+
+        async def loads(number: int, latch: Latch) -> None:
+            """Two loads of the ensemble are outdated, and a third one follows when one of them has ended, or both have."""
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(given_up, names[number])
+                await until_trio(lambda: slow_models.loads(step) == number + 1)
+                nursery.start_soon(given_up, names[number])
+                await until_trio(lambda: len(repository.records[names[number]].operations) == 2)
+                repository.withdrawal.unload(names[number], False)
+                for _ in range(number % 4):
+                    await trio.lowlevel.checkpoint()
+                third = repository.loads.begin(names[number], LoadParameters())
+                latch.open()
+                await third.done.wait()
+
+        for number, name in enumerate(names):
+            with slow_models.latch(step) as latch:
+                server.run(loads, number, latch)
+            assert answer(server, name)[1]["outputs"][0]["data"] == [3, 4]
+            server.run(repository.unload, name, False)
+            assert answer(server, name)[0] != 200, "it is unloaded"
+            server.run(repository.unload, "step", False)
+            server.until(lambda: not any(r.retiring for r in repository.records.values()), "it has ended")
+            (step / "latch").unlink()

@@ -236,8 +236,10 @@ class Catalog:
         for child in children if known else ():
             self.users.setdefault(child, set()).add(record.name)
 
-    def forget(self, name: str) -> None:
-        """There is no such model any more."""
+    def forget(self, name: str, only: Record | None = None) -> None:
+        """There is no such model any more. With `only`, nothing is forgotten where a later load has begun another record."""
+        if only is not None and self.records.get(name) is not only:
+            return
         record = self.records.pop(name, None)
         if record is not None:
             self._uses_nothing(record)

@@ -120,8 +120,8 @@ class Loads:
 
     def _tell_demand(self, operation: Operation, error: TritonError) -> None:
         """Those who wait for a model hear of a load that failed, unless another one follows."""
-        demand = self._catalog.demand
-        if demand is not None and not operation.record.operations:
+        demand, known = self._catalog.demand, self._catalog.records.get(operation.record.name)
+        if demand is not None and (known is None or not known.operations):
             outdated = operation.stopped_by is not None and not self.closing
             demand.failed(operation.record.name, error, outdated, self.closing)
 
@@ -143,7 +143,7 @@ class Loads:
         if record.listed and operation.stopped_by is None and not record.problem:
             record.problem = record.last_error.removeprefix(f"load failed for model '{record.name}': ")
         if not ((record.listed and record.problem) or record.operations):
-            self._catalog.forget(record.name)
+            self._catalog.forget(record.name, only=record)
 
     async def _first_in_line(self, operation: Operation) -> None:
         """Waits until older loads of the model have ended."""
@@ -493,9 +493,9 @@ class Loads:
         record = operation.record
         if operation.refresh and operation.error is not None and operation.stopped_by is None:
             log.error("%s", str(operation.error).rstrip("\n"), extra={"subject": record.name})
-            if not record.operations:
-                self._withdrawal.record(record)
-        known = self._catalog.records.get(record.name) is record
-        free = known and record.wanted and not record.operations and not self.closing
-        if free and ensemble_steps.outdated(self._catalog.records, record):
+        if record.operations or self._catalog.records.get(record.name) is not record:
+            return
+        if operation.refresh and operation.error is not None and operation.stopped_by is None:
+            self._withdrawal.record(record)
+        elif record.wanted and not self.closing and ensemble_steps.outdated(self._catalog.records, record):
             self._refresh(record)
