@@ -78,6 +78,57 @@ def test_there_is_as_much_as_the_most_that_one_instance_asks_for() -> None:
     assert limiter.statistics().waiting == 1
 
 
+def test_the_most_that_one_instance_asks_for_follows_those_that_leave() -> None:
+    limiter = limiter_of()
+
+    def counts() -> list[int]:
+        return [row.count for row in limiter.statistics().resources]
+
+    small, large, same = (register(limiter, f'resources [ {{ name: "R" count: {n} }} ]') for n in (2, 4, 4))
+    assert counts() == [4]
+    limiter.unregister(large)
+    assert counts() == [4]
+    limiter.unregister(same)
+    assert counts() == [2]
+    limiter.unregister(small)
+    assert counts() == []
+    register(limiter, ONE)
+    assert counts() == [1]
+
+
+def test_a_new_claim_starts_level_with_the_one_that_had_least() -> None:
+    limiter = limiter_of()
+    first, second = register(limiter, ONE), register(limiter, f"priority: 2 {ONE}")
+    run(limiter, [first, second], 30)
+    limiter.unregister(first)
+    late = register(limiter, ONE)
+    assert late.grants == 20, "the other has had 10 of priority 2"
+    assert run(limiter, [late, second], 30) == [20, 10]
+
+
+class Watched(dict[Any, int]):
+    """A claim's needs; counts how often somebody looks at them."""
+
+    looked = 0
+
+    def get(self, *args: Any) -> Any:
+        self.looked += 1
+        return super().get(*args)
+
+    def items(self) -> Any:
+        self.looked += 1
+        return super().items()
+
+
+def test_a_grant_looks_only_at_those_in_line() -> None:
+    limiter = limiter_of()
+    first, *others = (register(limiter, ONE) for _ in range(20))
+    for other in others:
+        other.demand = Watched(other.demand)
+    assert run(limiter, [first], 10) == [10]
+    assert sum(other.demand.looked for other in others) == 0  # type: ignore[attr-defined]
+
+
 def test_devices_have_their_own_global_ones_are_shared() -> None:
     limiter = limiter_of()
     own = [register(limiter, ONE, device) for device in (0, 1)]

@@ -21,12 +21,14 @@ Rules:
  5. No batch is prepared in advance for an instance under the rate limiter: it could only wait for a grant.
  6. Instances of which one at a time may execute on a device (BackendInstance.exclusive) need one more resource, which is the
     model's own. Without --rate-limit such a model has a limiter for itself, which knows of no other resource.
+ 7. What a grant costs depends on those in line, not on how many claims there are: there may be thousands.
 
 Source: docs/protocol/features.md A5.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +73,13 @@ class Claim:
         self.executing = False
         self.waits = False
         self.since = 0
+        self.number = 0
         self._limiter = limiter
+
+    @property
+    def share(self) -> int:
+        """The product of its grants so far and its priority."""
+        return self.grants * self.weight
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -115,7 +123,12 @@ class RateLimiter:
     ) -> None:
         self._loop_pass = loop_pass
         self._explicit = explicit or {}
-        self._claims: list[Claim] = []
+        self._claims: dict[int, Claim] = {}
+        # of each resource: an amount -> how many claims need so much, and the largest amount
+        self._needed: dict[Key, dict[int, int]] = {}
+        self._most: dict[Key, int] = {}
+        # a heap: number of each claim, and of some that are gone, behind its share as it was when it was put here; shares only grow
+        self._shares: list[tuple[int, int]] = []
         self._used: dict[Key, int] = {}
         self._serving = False
         self.waiting: list[Claim] = []
@@ -140,9 +153,32 @@ class RateLimiter:
                 )
         made = Claim(self, demand, group.rate_limiter.priority, on_grant)
         # a new claim starts level with the others, or it would get every grant until it had caught up
-        made.grants = min((t.grants * t.weight for t in self._claims), default=0) // made.weight
-        self._claims.append(made)
+        made.grants = self._least_share() // made.weight
+        made.number = next(self.order)
+        self._claims[made.number] = made
+        heapq.heappush(self._shares, (made.share, made.number))
+        for key, count in demand.items():
+            amounts = self._needed.setdefault(key, {})
+            amounts[count] = amounts.get(count, 0) + 1
+            self._most[key] = max(self._most.get(key, 0), count)
         return made
+
+    def _least_share(self) -> int:
+        """The lowest share of all claims."""
+        shares = self._shares
+        if len(shares) > 2 * len(self._claims) + 16:
+            shares[:] = [(claim.share, number) for number, claim in self._claims.items()]
+            heapq.heapify(shares)
+        while shares:
+            share, number = shares[0]
+            claim = self._claims.get(number)
+            if claim is None:
+                heapq.heappop(shares)
+            elif share != claim.share:
+                heapq.heapreplace(shares, (claim.share, number))
+            else:
+                return share
+        return 0
 
     def unregister(self, claim: Claim) -> None:
         """Removes the claim of an instance that is gone. One whose execution hangs, and is left behind, would hold its
@@ -150,7 +186,15 @@ class RateLimiter:
         claim.leave()
         if claim.executing:
             claim.end()
-        self._claims.remove(claim)
+        del self._claims[claim.number]
+        for key, count in claim.demand.items():
+            amounts = self._needed[key]
+            amounts[count] -= 1
+            if not amounts[count]:
+                del amounts[count]
+                self._most[key] = max(amounts, default=0)
+            if not amounts:
+                del self._needed[key], self._most[key]
         self.later()
 
     def _limit(self, key: Key) -> int | None:
@@ -165,7 +209,7 @@ class RateLimiter:
         limit = self._limit(key)
         if limit is not None:
             return limit
-        return max((t.demand.get(key, 0) for t in self._claims), default=0)
+        return self._most.get(key, 0)
 
     def later(self) -> None:
         """Has grants given at the end of this loop pass, after instances that are free now could ask (rule 3)."""
@@ -210,6 +254,7 @@ class RateLimiter:
 
     def statistics(self) -> RateLimiterStatistics:
         """The current numbers."""
-        keys = sorted({key for t in self._claims for key in t.demand})
-        rows = (ResourceStatistics(k[0], k[1], self.total(k), self._used.get(k, 0)) for k in keys)
+        rows = (
+            ResourceStatistics(k[0], k[1], self.total(k), self._used.get(k, 0)) for k in sorted(self._needed)
+        )
         return RateLimiterStatistics(tuple(rows), len(self.waiting))
