@@ -139,7 +139,7 @@ def test_too_long_string_id(call: Caller) -> None:
 def test_wrong_types_over_http(server: ServerProcess) -> None:
     body = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}
     for parameters, message in (
-        ({"sequence_id": -1}, "Unable to parse 'sequence_id': attempt to access JSON non-string as string"),
+        ({"sequence_id": -1}, "Unable to parse 'sequence_id': attempt to access JSON non-string as string, expected 0 to 18446744073709551615, got: -1"),
         ({"sequence_id": 1.5}, "Unable to parse 'sequence_id': attempt to access JSON non-string as string"),
         ({"sequence_id": 1, "sequence_start": 1}, "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean"),
     ):  # fmt: skip
