@@ -28,6 +28,8 @@ from neptrio.errors import Code, Reason, TritonError
 cdef enum:
     INLINE_TENSOR = 32768     # bytes; larger tensors become buffers of their own
 
+cdef Py_ssize_t MOST_BODY = 0xFFFFFFFF    # bytes of a message: its length has four
+
 cdef dict _NAME = NAME
 
 
@@ -99,7 +101,7 @@ cpdef list encode_response(InferResponse response, bint streamed=False, bint fin
 
     `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error becomes its
     error_message. Tensors larger than 32 KiB are in the list themselves. Raises TritonError when the names or
-    parameters that a model gave do not fit the message.
+    parameters that a model gave do not fit the message, or all of it is larger than a message may be.
     """
     if response is None:
         raise TypeError("expected an InferResponse, got None")
@@ -135,6 +137,10 @@ cpdef list encode_response(InferResponse response, bint streamed=False, bint fin
             body = 1 + varint_size(inner) + inner
             if message is not None:
                 body += 1 + varint_size(len(encoded_error)) + len(encoded_error)
+        if body > MOST_BODY:
+            raise TritonError(
+                f"the response of model '{response.model_name}' has {body} bytes, a gRPC message may have {MOST_BODY}",
+                Code.RESOURCE_EXHAUSTED)
         need(&frame, 64 + head.n + len(encoded_error))
         frame.data[0] = 0
         frame.data[1] = <char>(body >> 24)

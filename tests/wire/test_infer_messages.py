@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Any
 
@@ -16,7 +17,7 @@ from neptrio.codec.proto_request import decode_request
 from neptrio.codec.proto_response import encode_response
 from neptrio.codec.protobuf import well_formed
 from neptrio.datatypes import NAME, NUMBER
-from neptrio.errors import InvalidArgument, TritonError, Unsupported
+from neptrio.errors import Code, InvalidArgument, TritonError, Unsupported
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
@@ -50,6 +51,21 @@ def test_golden_response() -> None:
     assert join(encode_response(response)) == golden_response()
     parsed = service_pb2.ModelInferResponse.FromString(golden_response())
     assert parsed.SerializeToString(deterministic=True) == golden_response()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_response_that_is_longer_than_a_message_may_be(streamed: bool) -> None:
+    zeros = mmap.mmap(-1, 1 << 30)  # pages that nobody touches take no memory
+    gigabytes = [Tensor(f"OUT{i}", NUMBER["UINT8"], (1 << 30,), zeros) for i in range(4)]
+    response = InferResponse(gigabytes)
+    response.model_name = "m"
+    allowed = r"has 42949\d{5} bytes, a gRPC message may have 4294967295"
+    with pytest.raises(TritonError, match=f"the response of model 'm' {allowed}") as info:
+        encode_response(response, streamed)
+    assert info.value.code is Code.RESOURCE_EXHAUSTED
+    response.outputs = gigabytes[:3]
+    (length,) = struct.unpack_from(">I", bytes(encode_response(response, streamed)[0]), 1)
+    assert length > 3 << 30
 
 
 def test_golden_request() -> None:
