@@ -10,6 +10,7 @@ cdef class GrpcStream(Stream):
     cdef public bint keeps             # complete messages are counted until the call calls taken()
     cdef Py_ssize_t kept               # bytes of complete messages that were not taken
     cdef Py_ssize_t ask_at             # the budget is asked again when so many bytes have come; 0: it is not
+    cdef Py_ssize_t asked_for          # how much of `kept` the budget was asked for when messages waited
     cdef Py_ssize_t skipping           # bytes still to come of a message that there is no room for
     cdef char* message_at              # NULL for a SplitMessage
     cdef bint undecided                # more bytes will tell whether it can be split
@@ -20,3 +21,5 @@ cdef class GrpcStream(Stream):
     cdef object _assembled(self)
     cdef bint _room(self, Py_ssize_t size) except -1
     cpdef int taken(self) except -1
+    cpdef bint queued(self) except -1
+    cpdef int unqueued(self) except -1

@@ -5,7 +5,8 @@ Each message is assembled in a buffer of the announced size, or, with `source_of
 hold; subclasses implement on_message, on_half_close, on_reset and on_writable.
 
 Rules:
- 1. A message's bytes are counted until it is complete; with `keeps`, until the call has taken it.
+ 1. A message's bytes are counted until it is complete; with `keeps`, until the call has taken it. A call that lets messages
+    wait says so with queued(): each then counts with WAITING bytes more, or a window full of empty ones would cost nothing.
  2. With a `budget` in the account, messages of more than ASKED bytes are received only while there is room for them
     (service.held_bytes): it is asked before the first byte and again for each ASKED_STEP. The bytes of a message without
     room are dropped as they come; on_no_room() says what becomes of the call.
@@ -23,6 +24,7 @@ cdef enum:
     MOST = 0x7FFFFFFF      # bytes of a message, where a kind of call has no lower limit
     ASKED = 32 << 10       # bytes of a message that the budget is not asked for
     ASKED_STEP = 256 << 10
+    WAITING = 128          # bytes of memory that a message takes in a queue beside its own: 69 if it is empty, else 117
 
 cdef list _OK_HEADERS = [
     (b":status", b"200"),
@@ -241,7 +243,7 @@ cdef class GrpcStream(Stream):
     cdef int drop_input(self) except -1:
         self.account.count_in(-(self.have + self.kept))
         self.came(self.coming)
-        self.have = self.kept = 0
+        self.have = self.kept = self.asked_for = 0
         self.message = None
         return 0
 
@@ -249,7 +251,29 @@ cdef class GrpcStream(Stream):
         """The call has taken its complete messages: they are no longer counted for the stream."""
         if self.kept:
             self.account.count_in(-self.kept)
-            self.kept = 0
+            self.kept = self.asked_for = 0
+        return 0
+
+    cpdef bint queued(self) except -1:
+        """A complete message waits, until taken() or unqueued(). False: so many wait that there is no room, and the call is
+        refused."""
+        self.kept += WAITING
+        self.account.count_in(WAITING)
+        if self.kept - self.asked_for < ASKED or self.account.budget is None:
+            return True
+        error = self.account.budget.problem(self.kept - self.asked_for)
+        self.asked_for = self.kept
+        if error is None:
+            return True
+        self.refuse(error.code.grpc.value, str(error))
+        return False
+
+    cpdef int unqueued(self) except -1:
+        """One that waited was taken."""
+        if self.kept >= WAITING:  # else the call was refused
+            self.account.count_in(-WAITING)
+            self.kept -= WAITING
+            self.asked_for = min(self.asked_for, self.kept)
         return 0
 
     @property

@@ -148,10 +148,11 @@ cdef class Http2Core(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the connection holds: of requests, from when there was room for them until they are answered, and of
-        answers until the kernel has them."""
+        """Bytes that the connection holds: of requests, from when there was room for them until they are answered, of the
+        headers of open streams, and of answers until the kernel has them."""
         cdef Account account = self.session.account
-        return account.in_bytes + account.coming + account.served_bytes + account.out_bytes + account.held + self.writer.pending
+        return (account.in_bytes + account.coming + account.served_bytes + account.heads + account.out_bytes + account.held
+                + self.writer.pending)
 
     @property
     def overfull(self) -> bool:

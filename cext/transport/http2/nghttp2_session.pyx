@@ -323,6 +323,7 @@ cdef _open(Session self, int32_t stream_id):
         stream = self.open_stream(self, stream_id, path, block_of(&self.headers))
     finally:
         self.opening = False
+    (<Stream?>stream).opened(min(self.headers.bytes, self.headers.limit))
     if self.streams.setdefault(stream_id, stream) is not stream:
         raise RuntimeError("a stream that has begun to answer was replaced by another")
     return stream

@@ -15,6 +15,7 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef readonly Py_ssize_t coming    # bytes of input for which there was room, and which have not come
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef readonly Py_ssize_t served_bytes # bytes of request messages whose calls are not answered
+    cdef readonly Py_ssize_t heads     # bytes of the headers of open streams
     cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked  # type: HeldBytes | None
     cdef Stream filling            # the stream whose large message the next bytes belong to, None: not known
     cdef Py_ssize_t frame_size         # bytes of the current DATA frame, 0: it is no plain one
@@ -29,6 +30,8 @@ cdef class Stream:
     cdef readonly int stream_id
     cdef public object headers         # a callable that returns [(name, value)], with .get(name) (bytes)  # type: Headers
     cdef readonly Account account
+    cdef Py_ssize_t head_bytes         # of the headers, until the stream has ended
+    cdef public bint forgets_head      # nobody looks at its headers once it is open
     # incoming
     cdef object message                # what is being received: bytes, or a SplitMessage
     cdef Py_ssize_t coming             # bytes of expect_input() that have not come
@@ -52,6 +55,7 @@ cdef class Stream:
     cdef public bint ended             # closed in both directions or reset
     cdef public object access          # its line of the access log; None: there is none  # type: AccessRecord | None
     cdef int begin(self, session, int stream_id, headers) except -1
+    cdef int opened(self, Py_ssize_t n) except -1
     cpdef list head(self)
     cpdef list whole_head(self)
     cdef int feed(self, const char* data, Py_ssize_t n) except -1

@@ -8,7 +8,8 @@ What its DATA means is its subclass's: messages (transport/grpc/message_stream) 
 Subclasses implement feed() and end_of_input(), on_reset and on_writable, head() and whole_head().
 
 Rules:
- 1. A stream's bytes are counted in its connection's Account exactly while it holds them: those of its input until they
+ 1. A stream's bytes are counted in its connection's Account exactly while it holds them: those of its headers from when the
+    session has opened it until it has ended; those of its input until they
     are complete or abandoned, then, where it says so with serve(), until it says served(), or has ended; those of an
     answer until the session took them.
  2. A stream is refused once; after that its input is read and dropped.
@@ -25,6 +26,20 @@ from libc.stdint cimport int64_t
 cdef enum:
     TOLD = 32 << 10       # bytes of an answer that the budget is not told of
     UNREAD = 64 << 10     # bytes of an answer that a client must take within the time for that
+    TOLD_HEAD = 4 << 10   # bytes of headers that the budget is not told of
+
+
+class _NoHeaders:
+    """In place of headers that nobody looks at."""
+
+    def __call__(self):
+        return []
+
+    def get(self, name):
+        return None
+
+
+cdef object NO_HEADERS = _NoHeaders()
 
 
 cdef class Totals:
@@ -98,6 +113,21 @@ cdef class Stream:
 
     # ------------------------------------------------------------ incoming
 
+    cdef int opened(self, Py_ssize_t n) except -1:
+        """The stream is open; called once, by the session. Its headers have `n` bytes."""
+        if self.forgets_head:
+            self.headers = NO_HEADERS
+        elif not self.ended:
+            self.head_bytes = n
+            self.account.heads += n
+            if n > TOLD_HEAD and self.account.budget is not None:
+                self.account.budget.made(n)
+        return 0
+
+    def note_opened(self, Py_ssize_t n):
+        """opened() for sessions written in Python."""
+        self.opened(n)
+
     cdef int feed(self, const char* data, Py_ssize_t n) except -1:
         """Takes the next bytes of the stream's DATA."""
         return 0
@@ -165,6 +195,8 @@ cdef class Stream:
         if self.account.filling is self:
             self.account.filling = None
         self.drop_input()
+        self.account.heads -= self.head_bytes
+        self.head_bytes = 0
         self.came(self.coming)
         self.served(self.serving)
         self.account.count_out(-self.out_bytes)

@@ -6,7 +6,8 @@ of it. Everybody who holds bytes can say how many; adding them up is left for mo
 
 Rules:
  1. A source is a function that says what its owner holds now: bodies from when they were let in until they are answered (what
-    has not come is counted, or others would be given its room), what they were inflated to, answers that clients have not read.
+    has not come is counted, or others would be given its room), what they were inflated to, answers that clients have not read,
+    headers of open HTTP/2 streams, and what messages take in queues beside their bytes.
  2. A total is good for GOOD_NS; what was let in and answered since is added to it. It is made anew only where something is to
     be let in.
  3. Every road has exactly one place that counts: our own HTTP/1.1 connection and the gRPC connection count their own
@@ -15,7 +16,8 @@ Rules:
     new requests are refused, however small they are, but for probes. A new road gets a line in
     tests/transport/test_held_bytes.py.
  4. A body that does not fit is refused before it is read. Small requests are not asked for: a few KiB each,
-    they are bounded by connections, and looking would cost them more than it saves.
+    they are bounded by connections, and looking would cost them more than it saves. Messages that wait in a stream are asked
+    for by the hundred.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class RefusedCall(Call):
         self, session: Http2Session, stream_id: int, headers: Headers, trailers: list[tuple[bytes, bytes]]
     ) -> None:
         super().__init__(session, stream_id, headers)
-        self.refused = True
+        self.refused = self.forgets_head = True
         self.finish(trailers)
 
     def on_refused(self) -> None:

@@ -37,6 +37,9 @@ PROBES = frozenset(
     if category == "health" and not path.endswith("/Watch")
 )
 MODEL_STREAM_INFER = b"/inference.GRPCInferenceService/ModelStreamInfer"
+PROBE_HEAD = (
+    4 << 10
+)  # bytes of a probe's headers; larger ones are refused, too, while more is held than may be
 NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 62\r\n\r\n"
     b"This port speaks gRPC over HTTP/2. REST is on another port.   "
@@ -126,7 +129,7 @@ class GrpcConnection(Http2Connection):
     def _refusal(self, path: bytes, headers: Headers) -> list[tuple[bytes, bytes]] | None:
         """The trailers of a call that a limit or policy forbids, None for one that may go on."""
         method = path.decode("latin-1")
-        always = path in PROBES or (
+        always = (path in PROBES and not (self._held.full and head_bytes(headers) > PROBE_HEAD)) or (
             self._policy is not None
             and bool(self.turned_away or self._limits is not None or self._held.full)
             and self._policy.controls_call(method, headers(), self.certificate)
@@ -189,3 +192,8 @@ class GrpcConnection(Http2Connection):
         """Waits until the handlers are imported, and returns that of `path`; None if the method is unknown."""
         await self._server.handlers_loaded.wait()
         return self._handlers.get(path)
+
+
+def head_bytes(headers: Headers) -> int:
+    """Bytes of a call's headers."""
+    return sum(len(name) + len(value) for name, value in headers())

@@ -132,6 +132,7 @@ class HandlerCall(Call):
     def release(self) -> None:
         self.stop_clock()
         self._scope.cancel()
+        self._inbox.clear()
         self._writable.set()
 
     # ------------------------------------------------------------ what the session calls
@@ -145,6 +146,8 @@ class HandlerCall(Call):
         ):
             self._inbox.clear()
             self.refuse(CARDINALITY.grpc.value, ONE_MESSAGE)
+            return
+        if not self.queued():
             return
         self._inbox.append((message, compressed))
         if len(self._inbox) >= INBOX_MESSAGES:

@@ -13,7 +13,7 @@ Rules:
  2. Beyond the limits on connections (service.connections), a new one is answered health probes; other calls are refused
     with UNAVAILABLE, and it is ended within seconds. A connection without calls gets GOAWAY after
     --grpc-max-connection-idle, and within seconds while new connections are being refused.
- 3. The bytes of incomplete requests are bounded for all connections together. Above --grpc-max-unfinished-bytes, such
+ 3. The bytes of incomplete requests, and of messages that wait, are bounded for all connections together. Above --grpc-max-unfinished-bytes, such
     calls are refused, beginning with the client that was silent longest.
  4. A drain waits until open calls have ended and their bytes are sent. It does not wait for idle clients.
  5. The handlers of calls other than inference import modules that take as long as the rest of the server. A thread

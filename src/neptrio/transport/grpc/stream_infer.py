@@ -207,8 +207,9 @@ class StreamInfer(Call):
         if not isinstance(message, TritonError):
             self.serve(len(message))
         if self._waiting or self._working or self._full:
-            self._waiting.append((message, compressed))
-            self.paused = True
+            if self.queued():
+                self._waiting.append((message, compressed))
+                self.paused = True
         else:
             self._accept(message, compressed)
 
@@ -312,6 +313,7 @@ class StreamInfer(Call):
             for _ in range(AT_ONCE):
                 if not self._may_take:
                     break
+                self.unqueued()
                 self._accept(*self._waiting.popleft())
         finally:
             self._advancing = False

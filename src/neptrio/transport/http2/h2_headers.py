@@ -37,6 +37,9 @@ class HeaderBlock:
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = headers
+        self.size = sum(
+            len(name) + len(value) + 32 for name, value in headers
+        )  # as RFC 9113 counts it (6.5.2)
         self.get = dict(reversed(headers)).get  # the value of the first header of a name, or None
         self.has_timeout = self.get(b"grpc-timeout") is not None
         self.has_custom = any(
@@ -52,8 +55,7 @@ class HeaderBlock:
     @property
     def problem(self) -> int:
         """Why this is no gRPC request."""
-        size = sum(len(name) + len(value) + 32 for name, value in self._headers)
-        if len(self._headers) > lim.MAX_HEADERS or size > lim.MAX_HEADER_LIST:
+        if len(self._headers) > lim.MAX_HEADERS or self.size > lim.MAX_HEADER_LIST:
             return lim.HEADERS_TOO_LARGE
         if self.get(b":method") != b"POST":
             return lim.METHOD

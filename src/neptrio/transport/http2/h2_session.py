@@ -124,6 +124,7 @@ class Session(Http2Session):
         assert self.open_stream is not None
         try:
             opened: Any = self.open_stream(self, stream_id, block.get(b":path") or b"", block)
+            opened.note_opened(block.size)
             if not opened.ended:  # it was reset at once
                 self.streams[stream_id] = opened
         except Exception:
