@@ -26,8 +26,8 @@ from tests.backends.python.test_isolated_process import ONE, call, children
 from tests.support.http import Http1, Reply
 from tests.support.infer_messages import binary_head, request, stream_response
 from tests.support.metrics import scrape, value
-from tests.support.no_threads import NoThreads
-from tests.support.raw_http2 import STREAM_INFER, RawClient, message
+from tests.support.no_threads import NoThreads, workers
+from tests.support.raw_http2 import LIVE, STREAM_INFER, RawClient, message
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -158,26 +158,28 @@ def test_large_answers_that_clients_want_compressed_while_there_are_no_threads(t
             headers = {"Inference-Header-Content-Length": f"{len(head)}", "Accept-Encoding": "gzip"}
             return rest.request("POST", "/v2/models/big/infer", head + tensor.tobytes(), headers)
 
+        assert client.call(1, b"", LIVE).status == 0  # the control calls' modules are imported by a thread
         with without:
+            until(lambda: workers(server.process.pid) == 0)
             reply = asked(large)
             assert reply.status == 503 and MISSING in reply.body.decode()
             assert asked(small).status == 200
-            client.start(1, request("big", large), extra=accepts)
-            assert client.finish(1).status == UNAVAILABLE and MISSING in client.replies[1].text
+            client.start(3, request("big", large), extra=accepts)
+            assert client.finish(3).status == UNAVAILABLE and MISSING in client.replies[3].text
             bodies = [
                 request("big", tensor, request_id=name) for name, tensor in (("1", large), ("2", small))
             ]
             payload = b"".join(map(message, bodies))
-            client.send(client.headers(3, STREAM_INFER, accepts) + client.data(3, payload))
-            assert client.finish(3).status == 0
-            answers = [stream_response(body) for body in client.replies[3].messages]
+            client.send(client.headers(5, STREAM_INFER, accepts) + client.data(5, payload))
+            assert client.finish(5).status == 0
+            answers = [stream_response(body) for body in client.replies[5].messages]
             assert [answer.infer_response.id for answer in answers] == ["1", "2"]
             assert MISSING in answers[0].error_message
             client.send(
-                client.headers(5, STREAM_INFER, [*accepts, ("triton_grpc_error", "true")])
-                + client.data(5, payload)
+                client.headers(7, STREAM_INFER, [*accepts, ("triton_grpc_error", "true")])
+                + client.data(7, payload)
             )
-            assert client.finish(5).status == UNAVAILABLE
+            assert client.finish(7).status == UNAVAILABLE
         assert asked(large).status == 200
 
 

@@ -89,6 +89,8 @@ cdef class GrpcStream(Stream):
             message = (<SplitMessage>message).finish()
         if self.keeps:
             self.kept += self.have
+            if self.have > ASKED:  # _room() was asked for it
+                self.asked_for += self.have
         else:
             self.account.count_in(-self.have)
         self.have = 0

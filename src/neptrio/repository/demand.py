@@ -80,7 +80,14 @@ class Demand(KnownModels):
     def unready(self, name: str, version: str, one_response: str | None) -> StandIn | None:
         """What stands in for a version that is loaded and cannot take requests now (rule 5); None for any other."""
         known = self._unready(name, version)
-        return None if known is None else self._stand_in(known, version, one_response)
+        if known is None:
+            return None
+        stand_in = self._stand_in(known, version, one_response)
+        model = self._broken(known.name, version)
+        if model is not None:  # what is loaded counts, whatever its folder says by now
+            stand_in.decoupled, stand_in.max_batch_size = model.decoupled, model.max_batch_size
+            stand_in.set_inputs(model.input_specs)
+        return stand_in
 
     def _unready(self, name: str, version: str) -> Known | None:
         known = self.known.get(name) or self.known.get(self._catalog.own_name(name))
@@ -341,6 +348,7 @@ class Demand(KnownModels):
             )
             if known is None or model is None or model.healthy:
                 return None
+            return known.standing.ready
         signature = known.signature
         return known.standing.ready and (not version or signature is None or version in signature.versions)
 

@@ -141,7 +141,7 @@ class SlotTableStatistics:
 class SlotTable:
     """The slots of every instance of one model, the backlog, and the ids that are live.
 
-    `effects` collects what the caller must do, in order: (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and
+    `effects` collects what the caller must do, in order: (CANCELLED | TIMED_OUT | LOST, request), (ENDED, sequence) and
     (DRAINED, instance index). The rest of the state is plain as well, so that whoever explores its states can tell two of
     them apart; only the methods change it. With `offers`, `ready[instance]` lists the sequences that have a request to issue,
     in the order in which they got one; entries may be stale (see drop_stale()).

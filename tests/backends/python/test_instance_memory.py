@@ -63,4 +63,12 @@ def test_the_server_keeps_no_large_message_that_was_answered(tmp_path: Path) -> 
         tensor = httpclient.InferInput("IN", [count], "FP32")
         tensor.set_data_from_numpy(np.ones(count, np.float32))
         assert client.infer("large", [tensor]).as_numpy("OUT").tolist() == [2]
-        until(lambda: messages(server) == 0)
+        small = httpclient.InferInput("IN", [1], "FP32")
+        small.set_data_from_numpy(np.ones(1, np.float32))
+
+        def free() -> bool:
+            """The process returns the message after its answer, which is seen with the next one."""
+            assert client.infer("large", [small]).as_numpy("OUT").tolist() == [2]
+            return messages(server) == 0
+
+        until(free)

@@ -15,6 +15,7 @@ import neptrio
 from neptrio.backends.python import process_session
 from tests.backends.python.models import isolated
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 SUM = """
 import numpy as np
@@ -52,6 +53,13 @@ def test_without_descriptors_a_large_request_fails_and_the_next_is_served(
     with neptrio.Server(tmp_path).running() as server:
         model = server.model("sum")
         assert model.infer({"IN": large})["OUT"][0] == 1 << 19
+
+        def free() -> bool:
+            """Its descriptor is: the process returns the message after its answer, which is seen with the next one."""
+            assert model.infer({"IN": one})["OUT"][0] == 1
+            return "neptrio-message" not in Path("/proc/self/maps").read_text()
+
+        until(free)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         with open(os.devnull) as lowest:  # every lower number is taken
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 1, before[1]))

@@ -315,3 +315,23 @@ def test_a_call_of_its_own_model_does_not_wait_for_an_instance_that_is_given_up(
         with pytest.raises(InferenceServerException, match="would wait for itself"):
             answer.result(60)
         assert asked(server) == second
+
+
+def test_a_sequence_that_has_not_begun_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Its START fails with the process that does not start, so the next one knows nothing of it."""
+    with served(tmp_path, extra=SEQUENCES) as (server, folder), ThreadPoolExecutor(1) as pool:
+        old = asked(server, sequence_id=1, sequence_start=True, sequence_end=True)
+        with latch(folder) as held:
+            os.kill(old, signal.SIGKILL)
+            until(lambda: loads(folder) == 2)
+            until(lambda: not ready(server))
+            answer = pool.submit(asked, server, sequence_id=2, sequence_start=True)
+            until(lambda: accepted(server) == 1)
+            (folder / "broken").touch()
+            held.open()
+            with pytest.raises(InferenceServerException, match="the weights are broken"):
+                answer.result(60)
+        (folder / "broken").unlink()
+        until(lambda: ready(server))
+        with pytest.raises(InferenceServerException, match="sequence 2 to model 'm' must specify the START"):
+            asked(server, sequence_id=2)

@@ -89,7 +89,10 @@ def standing(asking: Http1) -> int:
 
 @pytest.mark.slow
 def test_a_stream_behind_a_request_that_takes_long_waits(gate: Gate, tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "models") as server, Http1(server.http) as asking:
+    with (
+        ServerProcess(tmp_path / "models", "--http-request-timeout-secs=600") as server,
+        Http1(server.http) as asking,
+    ):
         with Pipelined(server, gate) as client:
             client.stream(400)
             assert standing(asking) < 40

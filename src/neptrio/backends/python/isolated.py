@@ -335,7 +335,10 @@ class IsolatedInstance(BackendInstance):
         if (session is None or session.end.closed) and self._between:
             self._waiting.append(batch)
         elif session is None or session.end.closed:
-            self._fail(batch, self._failure())
+            error = self._failure()
+            self._fail(batch, error)
+            # sequences that it would have begun; not at once, since their scheduler is giving out batches
+            self._completions.post(OnLoop(partial(self.on_state_lost, error)))
         else:
             session.end.begin(batch)
             self._timeout.watch(1 if self.in_order else self.capacity)
@@ -396,6 +399,7 @@ class IsolatedInstance(BackendInstance):
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             self._fail(batch, self._failure())
+        self.on_state_lost(self._failure())
         self.on_health()
         refuse_circles()
 

@@ -132,7 +132,6 @@ class HandlerCall(Call):
     def release(self) -> None:
         self.stop_clock()
         self._scope.cancel()
-        self._inbox.clear()
         self._writable.set()
 
     # ------------------------------------------------------------ what the session calls

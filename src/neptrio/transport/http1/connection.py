@@ -167,10 +167,11 @@ class Http1Connection(Http1Input):
             self.over()
             return
         behind = [each for each in self.exchanges if each.turn is not None] if len(self.exchanges) > 1 else ()
-        if self.moved or not behind:
+        if self.moved or not behind or self.writer.pending:  # what is pending is looked at above
             self.moved = False
             self._still_ns = now_ns
         elif now_ns - self._still_ns > request_timeout_ns:
+            self._still_ns = now_ns
             log.info("an answer is broken off: it has waited too long for an earlier one on its connection")
             for exchange in behind:
                 exchange.disconnect(self.services)
