@@ -66,7 +66,7 @@ class Http1Connection(Http1Input):
         self.draining = bool(turned_away)
         self._scope = trio.CancelScope()
         wire.on_failed = self.over
-        self._still_ns = 0  # since when answers wait and no earlier one has gone on
+        self._still_ns = 0  # when it was last seen that no answer waits, or that an earlier one goes on
         self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
 
     def open_requests(self) -> int:
@@ -170,7 +170,7 @@ class Http1Connection(Http1Input):
         if self.moved or not behind or self.writer.pending:  # what is pending is looked at above
             self.moved = False
             self._still_ns = now_ns
-        elif now_ns - self._still_ns > request_timeout_ns:
+        elif now_ns - max(self._still_ns, self.since_ns) > request_timeout_ns:
             self._still_ns = now_ns
             log.info("an answer is broken off: it has waited too long for an earlier one on its connection")
             for exchange in behind:
