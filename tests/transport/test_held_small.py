@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neptrio.transport.grpc import stream_infer
+from neptrio.transport.grpc import handlers, stream_infer
 from tests.support.embedded import EmbeddedServer
 from tests.support.http2_attack import END_HEADERS, HEADERS
 from tests.support.infer_messages import identity
@@ -46,6 +46,7 @@ def until_held(server: EmbeddedServer, size: int) -> None:
 @pytest.mark.parametrize("path", [REFLECTION, STREAM_INFER])
 def test_empty_messages_that_wait(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """For a handler that waits until its answers are read, or for room in a stream."""
+    monkeypatch.setattr(handlers, "OUTPUT_BYTES", 0)
     monkeypatch.setattr(stream_infer, "STREAM_REQUESTS", 0)
     with RawClient(server.grpc, settings={4: 0}) as client:
         client.send(client.headers(1, path) + client.data(1, message(b"") * EMPTY, end=False))
