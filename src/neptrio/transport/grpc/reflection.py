@@ -96,22 +96,31 @@ def _error(api: Any, status: Status, text: str) -> Any:
     return api.ErrorResponse(error_code=status.value, error_message=text)
 
 
-async def _each(api: Any, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    slices = Slices()
-    async for request in messages:
-        yield answered(api, request)
-        await slices.rest()
+class _Each:
+    """The answers to a stream's messages. No generator, which would have to be closed when the call is cancelled."""
+
+    def __init__(self, api: Any, messages: AsyncIterator[Any]) -> None:
+        self._api = api
+        self._messages = messages
+        self._slices = Slices()
+
+    def __aiter__(self) -> _Each:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await self._slices.rest()
+        return answered(self._api, await anext(self._messages))
 
 
 class ReflectionV1(v1.ServerReflectionBase):
     """grpc.reflection.v1."""
 
     def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-        return _each(v1, messages)
+        return _Each(v1, messages)
 
 
 class ReflectionV1Alpha(v1alpha.ServerReflectionBase):
     """grpc.reflection.v1alpha, which older clients use."""
 
     def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-        return _each(v1alpha, messages)
+        return _Each(v1alpha, messages)
