@@ -87,6 +87,14 @@ def ready(server: ServerProcess) -> bool:
         return bool(client.is_model_ready("m"))
 
 
+def kill(server: ServerProcess, folder: Path, pid: int) -> None:
+    """Ends a process of the model; the next is being started, and the server knows it. Something holds that up meanwhile."""
+    before = loads(folder)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: loads(folder) == before + 1)
+    until(lambda: not ready(server))
+
+
 def state(server: ServerProcess) -> dict[str, Any]:
     with httpclient.InferenceServerClient(server.http) as client:
         (row,) = client.get_model_repository_index()
@@ -97,9 +105,7 @@ def test_they_wait_for_the_next_process(tmp_path: Path) -> None:
     with served(tmp_path) as (server, folder), ThreadPoolExecutor(3) as pool:
         old = asked(server)
         with latch(folder) as held:
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 2)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             assert state(server)["state"] == "UNAVAILABLE"
             assert "SIGKILL" in state(server)["reason"]
             answers = [pool.submit(asked, server) for _ in range(3)]
@@ -124,9 +130,7 @@ def test_the_queue_policy_holds_meanwhile(tmp_path: Path) -> None:
     ):
         (old,) = processes(server)
         with latch(folder):
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 2)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             with pytest.raises(InferenceServerException, match="Request timeout expired"):
                 client.infer("m", [given])
         until(lambda: ready(server))
@@ -136,9 +140,7 @@ def test_another_instance_executes_them(tmp_path: Path) -> None:
     with served(tmp_path, extra=TWO) as (server, folder):
         first, second = processes(server)
         with latch(folder) as held:
-            os.kill(first, signal.SIGKILL)
-            until(lambda: loads(folder) == 3)
-            until(lambda: not ready(server))
+            kill(server, folder, first)
             assert {asked(server) for _ in range(20)} == {second}
             held.open()
             until(lambda: ready(server))
@@ -168,9 +170,7 @@ def test_they_fail_with_the_reason_when_the_next_process_does_not_start(tmp_path
     with served(tmp_path) as (server, folder), ThreadPoolExecutor(1) as pool:
         old = asked(server)
         with latch(folder) as held:
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 2)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             answer: Future[int] = pool.submit(asked, server)
             until(lambda: accepted(server) == 1)
             (folder / "broken").touch()
@@ -192,9 +192,7 @@ def test_an_unload_answers_them_first(tmp_path: Path, flags: tuple[str, ...]) ->
     ):
         old = asked(server)
         with latch(folder) as held:
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 2)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             answer = pool.submit(asked, server)
             until(lambda: accepted(server) == 1)
             client.unload_model("m")
@@ -208,9 +206,7 @@ def test_a_model_of_sequences_waits_for_all_of_its_instances(tmp_path: Path) -> 
     with served(tmp_path, extra=TWO + SEQUENCES) as (server, folder), ThreadPoolExecutor(1) as pool:
         old = asked(server, sequence_id=1, sequence_start=True, sequence_end=True)
         with latch(folder) as held:
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 3)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             answer = pool.submit(asked, server, sequence_id=1, sequence_start=True)
             until(lambda: accepted(server) == 1)
             held.open()
@@ -301,9 +297,7 @@ def test_a_call_of_its_own_model_does_not_wait_for_an_instance_that_is_given_up(
     with ServerProcess(tmp_path, failures=failures) as server, ThreadPoolExecutor(1) as pool:
         first, second = processes(server)
         with latch(folder) as held:
-            os.kill(first, signal.SIGKILL)
-            until(lambda: loads(folder) == 3)
-            until(lambda: not ready(server))
+            kill(server, folder, first)
             if queued:
                 answer = pool.submit(asked, server, parameters={"self": True})
                 until(lambda: accepted(server) == 2)
@@ -322,9 +316,7 @@ def test_a_sequence_that_has_not_begun_is_not_gone_on_with(tmp_path: Path) -> No
     with served(tmp_path, extra=SEQUENCES) as (server, folder), ThreadPoolExecutor(1) as pool:
         old = asked(server, sequence_id=1, sequence_start=True, sequence_end=True)
         with latch(folder) as held:
-            os.kill(old, signal.SIGKILL)
-            until(lambda: loads(folder) == 2)
-            until(lambda: not ready(server))
+            kill(server, folder, old)
             answer = pool.submit(asked, server, sequence_id=2, sequence_start=True)
             until(lambda: accepted(server) == 1)
             (folder / "broken").touch()
