@@ -32,14 +32,20 @@ class BlockingModel(ModelHandle):
     def infer(self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]) -> Response:
         """The model's response to one request: see Model.infer(). Raises TritonError."""
         mail = ThreadMail()
-        return _only(self._begin(inputs, options, mail, one_response=True), mail)
+        call = self._call(inputs, options, mail, one_response=True)
+        try:
+            call.start()
+            return _only(mail)
+        finally:
+            call.cancel()
 
     @takes_infer_options
     def stream(self, inputs: Mapping[str, Any], **options: Unpack[InferOptions]) -> Iterator[Response]:
         """The responses of a decoupled model as they come: see Model.stream(). Raises TritonError."""
         mail = ThreadMail()
-        call = self._begin(inputs, options, mail, one_response=False)
+        call = self._call(inputs, options, mail, one_response=False)
         try:
+            call.start()
             final = False
             while not final:
                 item = mail.get()
@@ -60,11 +66,12 @@ class BlockingModel(ModelHandle):
         try:
             for inputs in requests:
                 mail = ThreadMail()
-                waiting.append((self._begin(inputs, options, mail, one_response=True), mail))
+                waiting.append((self._call(inputs, options, mail, one_response=True), mail))
+                waiting[-1][0].start()
                 if len(waiting) >= max(1, ahead):
-                    yield _only(*waiting.popleft())
+                    yield _first(waiting)
             while waiting:
-                yield _only(*waiting.popleft())
+                yield _first(waiting)
         finally:
             for call, _ in waiting:
                 call.cancel()
@@ -86,15 +93,19 @@ class BlockingModel(ModelHandle):
         return self._engine.ask(control.model_config, self.name, self.version)
 
 
-def _only(call: Call, mail: ThreadMail) -> Response:
-    """The one response of a call. Cancels the request if the waiting is interrupted."""
-    try:
-        while True:
-            response, final = opened(mail.get())
-            if response is not None or final:
-                return response if response is not None else Response(InferResponse([]))
-    finally:
-        call.cancel()
+def _only(mail: ThreadMail) -> Response:
+    """The one response of a call."""
+    while True:
+        response, final = opened(mail.get())
+        if response is not None or final:
+            return response if response is not None else Response(InferResponse([]))
+
+
+def _first(waiting: deque[tuple[Call, ThreadMail]]) -> Response:
+    """The response of the call that was started first, which is taken out when it is there."""
+    response = _only(waiting[0][1])
+    waiting.popleft()[0].cancel()
+    return response
 
 
 class BlockingSequence(SequenceState):

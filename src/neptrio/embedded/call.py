@@ -1,11 +1,13 @@
 """One request to a model of a server in the same process, from submission to its last response.
 
 Rules:
- 1. begin(), the methods of the Responder and what they call run on the server's trio thread; cancel() and took()
-    on any.
+ 1. The methods of the Responder and what they call run on the server's trio thread; start(), cancel() and took() on
+    any.
  2. The mail gets each response once, in order, then nothing more: the last is marked final, or is an exception.
  3. A decoupled model whose responses are not taken waits: AHEAD_BYTES may lie in the mail.
  4. The memory of the caller's arrays is in use until the final response has come.
+ 5. Whoever starts a call stands already where it will be cancelled: Ctrl-C comes between any two steps of a thread, and
+    a request that nobody cancels would hold up the server's end.
 """
 
 from __future__ import annotations
@@ -46,12 +48,20 @@ class Call(Responder):
         self._timer: Timer | None = None
         self._ahead: float = 0
         self._room: list[Callable[[], None]] = []
+        self._begun = False
         self._ended = False
         request.responder = self
-        engine.enter(self)
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Has the server's thread submit the request. Raises Unavailable when the server has stopped."""
+        self._engine.enter(self)
+        self._engine.soon(self._begin)
+
+    def _begin(self) -> None:
         """Submits the request. If it is refused, the mail gets the error."""
+        if self._ended:
+            return
+        self._begun = True
         request = self._request
         admission = self._engine.core.services.admission
         try:
@@ -139,7 +149,8 @@ class Call(Responder):
     def _cancel(self) -> None:
         if not self._ended:
             self._end()
-            self._engine.core.services.admission.cancel(self._request)
+            if self._begun:
+                self._engine.core.services.admission.cancel(self._request)
 
 
 def _as_error(error: Exception) -> TritonError:

@@ -62,10 +62,13 @@ class _Verb:
         self._args = args
         self._scope = trio.CancelScope()
         self._ended = False
-        engine.enter(self)
 
-    def begin(self) -> None:
-        """Starts it. On the server's thread."""
+    def start(self) -> None:
+        """Has the server's thread start it. Raises Unavailable when the server has stopped."""
+        self._engine.enter(self)
+        self._engine.soon(self._begin)
+
+    def _begin(self) -> None:
         if not self._ended:
             self._engine.verbs.start_soon(self._run)
 
@@ -198,8 +201,8 @@ class Engine:
             )
         mail = ThreadMail()
         verb = _Verb(self, mail, function, args)
-        self.soon(verb.begin)
         try:
+            verb.start()
             return _result(mail.get())
         finally:
             verb.cancel()
@@ -208,8 +211,8 @@ class Engine:
         """The same for a task, of whichever loop."""
         mail = mail_here(self.token)
         verb = _Verb(self, mail, function, args)
-        self.soon(verb.begin)
         try:
+            verb.start()
             return _result(await mail.get())
         finally:
             verb.cancel()

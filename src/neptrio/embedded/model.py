@@ -39,14 +39,11 @@ class ModelHandle:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' version ' if self.version else ''}{self.version}>"
 
-    def _begin(
-        self, inputs: Mapping[str, Any], options: InferOptions, mail: Mail, one_response: bool
-    ) -> Call:
+    def _call(self, inputs: Mapping[str, Any], options: InferOptions, mail: Mail, one_response: bool) -> Call:
+        """A call that is not started yet."""
         timeout = checked_timeout(options)
         request = new_request(self.name, self.version, inputs, self._wanted(), options)
-        call = Call(self._engine, request, mail, one_response, timeout)
-        self._engine.soon(call.begin)
-        return call
+        return Call(self._engine, request, mail, one_response, timeout)
 
     def _wanted(self) -> dict[str, Wanted]:
         """What inputs the model wants; nothing for a model that does not serve: the request will say why."""
@@ -104,8 +101,12 @@ class Model(ModelHandle):
         Raises TritonError: what a client would get over the network.
         """
         mail = self._mail()
-        call = self._begin(inputs, options, mail, one_response=True)
-        return await _only(call, mail)
+        call = self._call(inputs, options, mail, one_response=True)
+        try:
+            call.start()
+            return await _only(mail)
+        finally:
+            call.cancel()
 
     @takes_infer_options
     async def stream(
@@ -117,8 +118,9 @@ class Model(ModelHandle):
         is closed (contextlib.aclosing), else when it is collected. Raises TritonError.
         """
         mail = self._mail()
-        call = self._begin(inputs, options, mail, one_response=False)
+        call = self._call(inputs, options, mail, one_response=False)
         try:
+            call.start()
             final = False
             while not final:
                 item = await mail.get()
@@ -147,11 +149,12 @@ class Model(ModelHandle):
             async with aclosing(_each(requests)) as given:
                 async for inputs in given:
                     mail = self._mail()
-                    waiting.append((self._begin(inputs, options, mail, one_response=True), mail))
+                    waiting.append((self._call(inputs, options, mail, one_response=True), mail))
+                    waiting[-1][0].start()
                     if len(waiting) >= max(1, ahead):
-                        yield await _only(*waiting.popleft())
+                        yield await _first(waiting)
             while waiting:
-                yield await _only(*waiting.popleft())
+                yield await _first(waiting)
         finally:
             for call, _ in waiting:
                 call.cancel()
@@ -173,15 +176,19 @@ class Model(ModelHandle):
         return await self._engine.reach(control.model_config, self.name, self.version)
 
 
-async def _only(call: Call, mail: AsyncMail) -> Response:
-    """The one response of a call. Cancels the request if the waiting is cancelled."""
-    try:
-        while True:
-            response, final = opened(await mail.get())
-            if response is not None or final:
-                return response if response is not None else Response(InferResponse([]))
-    finally:
-        call.cancel()
+async def _only(mail: AsyncMail) -> Response:
+    """The one response of a call."""
+    while True:
+        response, final = opened(await mail.get())
+        if response is not None or final:
+            return response if response is not None else Response(InferResponse([]))
+
+
+async def _first(waiting: deque[tuple[Call, AsyncMail]]) -> Response:
+    """The response of the call that was started first, which is taken out when it is there."""
+    response = await _only(waiting[0][1])
+    waiting.popleft()[0].cancel()
+    return response
 
 
 async def _each(requests: Any) -> AsyncGenerator[Mapping[str, Any], None]:

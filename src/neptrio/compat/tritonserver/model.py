@@ -105,7 +105,7 @@ class Model:
             if request.response_queue is not None:
                 feed.queue = queued(request.response_queue)
             feed.call = call = Call(engine, core, feed, one_response=False, timeout=None)
-            engine.soon(call.begin)
+            call.start()
         return call, feed
 
     def _serving(self) -> ModelCore:
