@@ -425,6 +425,8 @@ def test_what_is_said_of_models_on_demand(folder: Path) -> None:
     ]
     bare = dict(run(folder, "demand.js", "m.summary(given)", {**given, "models": [], "budget_bytes": 0}))
     assert (bare["Memory"], bare["Hits"], bare["Loads"]) == ("no budget", "0", "0")
+    grown = dict(run(folder, "demand.js", "m.summary(given)", {**given, "server_bytes": 1 << 28}))
+    assert grown["Memory"] == "1.5 GiB and the server's 256 MiB of 2.0 GiB (88 %)"
     rows = [
         {"state": "UNAVAILABLE", "reason": "on demand"},
         {"state": "UNAVAILABLE", "reason": "put away: room for model 'x'"},

@@ -35,6 +35,9 @@ class Asked:
     def memory(self) -> list[tuple[int, int, int]]:
         return [(-1, 5, 10), (0, 6, 20)]
 
+    def server_bytes(self) -> int:
+        return 3
+
 
 def test_others_run_between_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can run does so once per slice; here each version is one, and each model that was asked for."""
@@ -81,9 +84,10 @@ def test_others_run_between_two_models(tmp_path: Path, monkeypatch: pytest.Monke
         assert found.count(b"nv_inference_count{") == 20
         assert found.count(b"# TYPE nv_inference_count ") == 1
     of_demand = [[line for line in found.splitlines() if b"_demand_" in line] for found in (text, same)]
-    assert of_demand[0] == of_demand[1] and len(of_demand[0]) == 2 * 10 + 20 * 6 + 2 + 4
+    assert of_demand[0] == of_demand[1] and len(of_demand[0]) == 2 * 11 + 20 * 6 + 2 + 5
     assert b'neptrio_demand_loads_total{model="d3",outcome="failed"} 0' in of_demand[0]
     assert b'neptrio_demand_gpu_held_bytes{gpu="0"} 6' in of_demand[0]
+    assert b"neptrio_demand_server_bytes 3" in of_demand[0]
 
 
 def test_a_packed_family_is_the_same_text() -> None:

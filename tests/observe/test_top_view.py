@@ -84,6 +84,8 @@ def test_models_on_demand() -> None:
     assert lines[4].split()[:5] == ["MODEL", "VER", "REQ/S", "ON", "DEMAND"]
     assert lines[5].split()[:4] == ["m", "1", "0.0", "loaded"]
     lines = screen(None, told("failed", 7, reason="no\n weights"))
+    grown = screen(None, {**told("loaded", 1, 2_000_000_000), "server_bytes": 20_000_000})
+    assert "98 on demand, 1.5 GB and the server's 20 MB of 2.0 GB;" in grown[1]
     assert "98 on demand; 0.0 hits/s" in lines[1], "what came before the first look is no rate"
     assert lines[2] == "  m: failed, 0 waiting: no weights"
     assert not any(

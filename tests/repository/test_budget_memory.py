@@ -89,3 +89,53 @@ def test_models_that_come_and_go_leave_no_holes(tmp_path: Path) -> None:
             assert anonymous(pid) - before < BUDGET * MIB * 1.05, (mib, held(running))
         until(lambda: anonymous(pid) - before < held(running) + 8 * MIB)
         assert held(running) < 2 * sum(SIZES) * MIB, "some were put away"
+
+
+KEEPS = """
+import sys
+import numpy
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        sys.kept = numpy.ones(64 << 20, numpy.uint8)  # also after the model is gone
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+TENSORS = 'max_batch_size: 0 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1, 4 ] } ] output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1, 4 ] } ] '
+
+
+@no_memory_figures
+def test_what_the_server_has_grown_by_counts_up_to_a_tenth(tmp_path: Path) -> None:
+    at_once = parameter("minimum_loaded_seconds", "0.001")
+    grows = 'backend: "python" ' + TENSORS + at_once + parameter("isolation", "none")
+    write_model(tmp_path, "grows", grows, {"1/model.py": KEEPS})
+    names = {f"m{number}": 18 for number in range(10)}
+    for name, mib in {**names, "huge": 185}.items():  # files that take no room on the disk, nor in memory
+        folder = write_model(tmp_path, name, 'backend: "identity" ' + TENSORS + at_once)
+        with (folder / "1" / "weights.bin").open("wb") as file:
+            file.truncate(mib * MIB)
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", "--model-memory-budget=200MiB") as running,
+        httpclient.InferenceServerClient(running.http) as client,
+    ):
+
+        def grown() -> int:
+            return int(value(scrape(running), "neptrio_demand_server_bytes"))
+
+        for name in names:
+            infer(client, name)
+        assert held(running) == 180 * MIB and grown() == 0
+        infer(client, "grows")
+        until(lambda: grown() == 20 * MIB)
+        until(lambda: held(running) <= 180 * MIB)
+        rows = {row["name"]: row.get("reason") for row in client.get_model_repository_index()}
+        assert rows["m0"] == "put away: models have grown beyond the budget"
+        infer(client, "huge")  # which has all of it
+        rows = {row["name"]: row["state"] for row in client.get_model_repository_index()}
+        assert {name for name, state in rows.items() if state == "READY"} == {"huge"} and grown() == 20 * MIB

@@ -50,6 +50,11 @@ def set_up() -> None:
     _set(M_ARENA_MAX, 1)
 
 
+def is_set_up() -> bool:
+    """Whether set_up() was called: this process is the server's alone."""
+    return _ours
+
+
 @contextmanager
 def mapping_weights() -> Iterator[None]:
     """While a model is loaded in the block, large blocks are mapped by themselves. Any thread; not in a process that embeds a

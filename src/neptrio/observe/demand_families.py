@@ -41,6 +41,11 @@ def document(row: DemandRow) -> dict[str, Any]:
 FAMILIES = (
     ("neptrio_demand_held_bytes", "gauge", "Memory of the host that models hold or are loading into"),
     ("neptrio_demand_budget_bytes", "gauge", "Memory of the host that models may hold"),
+    (
+        "neptrio_demand_server_bytes",
+        "gauge",
+        "Of the budget: memory that the server has grown by beside its models",
+    ),
     ("neptrio_demand_gpu_held_bytes", "gauge", "Memory of a GPU that models hold"),
     ("neptrio_demand_gpu_budget_bytes", "gauge", "Memory of a GPU that models may hold"),
     ("neptrio_demand_models", "gauge", "Models that are loaded on demand, by state"),
@@ -57,7 +62,7 @@ class DemandFamilies:
 
     def __init__(self) -> None:
         self.families = [Family(name, text, kind) for name, kind, text in FAMILIES]
-        held, budget, gpu_held, gpu_budget, self._models, *self._of_a_model = self.families
+        held, budget, self._server, gpu_held, gpu_budget, self._models, *self._of_a_model = self.families
         self._memory = {True: (held, budget), False: (gpu_held, gpu_budget)}  # whether it is the host's
 
     def add(self, row: DemandRow) -> None:
@@ -72,12 +77,16 @@ class DemandFamilies:
         loads.sample(pairs([of_model, ("outcome", "failed")]), row.load_failures)
         put_away.sample(label, row.put_away)
 
-    def count(self, states: Mapping[str, int], memory: Iterable[tuple[int, int, int]]) -> None:
+    def count(
+        self, states: Mapping[str, int], memory: Iterable[tuple[int, int, int]], server_bytes: int
+    ) -> None:
         """Adds what is of all models. `states`: how many are in each state; `memory`: (GPU, or -1 for the host, bytes that
-        models hold there, budget)."""
+        models hold there, budget); `server_bytes`: of the host's budget, those that models cannot have."""
         for state, count in sorted(states.items()):
             self._models.sample(pairs([("state", state)]), count)
         for place, size, limit in memory:
             label = pairs([("gpu", str(place))]) if place >= 0 else ""
             for family, value in zip(self._memory[not label], (size, limit), strict=True):
                 family.sample(label, value)
+            if place < 0:
+                self._server.sample(label, server_bytes)

@@ -82,6 +82,8 @@ class Demand(Protocol):
 
     def memory(self) -> Iterable[tuple[int, int, int]]: ...
 
+    def server_bytes(self) -> int: ...
+
 
 class Metrics:
     """Makes the document. `models` returns the ready model versions, which may come and go while they are iterated over;
@@ -130,7 +132,7 @@ class Metrics:
             return []
         of_demand = DemandFamilies()
         await _fill(of_demand, self.demand.rows(), slices)
-        of_demand.count(self.demand.states(), self.demand.memory())
+        of_demand.count(self.demand.states(), self.demand.memory(), self.demand.server_bytes())
         return of_demand.families
 
     def _loop_lag(self) -> Family:

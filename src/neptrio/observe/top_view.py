@@ -201,7 +201,8 @@ def on_demand(before: Mapping[str, Any] | None, now: Mapping[str, Any], seconds:
     in the interval, and a line for each that somebody waits for or whose last load has failed."""
     parts = [f"{count} {state}" for state, count in now["states"].items()]
     if now["budget_bytes"]:
-        parts.append(f"{_size(now['held_bytes'])} of {_size(now['budget_bytes'])}")
+        own = f" and the server's {_size(now['server_bytes'])}" if now.get("server_bytes") else ""
+        parts.append(f"{_size(now['held_bytes'])}{own} of {_size(now['budget_bytes'])}")
     old = {} if before is None else {model["name"]: model for model in before["models"]}
     grown = dict.fromkeys(HAPPENS, 0)
     for model in now["models"] if before is not None else ():

@@ -6,8 +6,9 @@ together are within the budget. Room is made before the load, by putting away mo
 (repository.putting_away says which); what still leaves counts until it has left.
 
 Rules:
- 1. What models hold, what loads under way will hold and what is leaving never add up to more than the budget, as far as it is
-    known before a load; where a model turns out larger, others are put away at the next look.
+ 1. What models hold, what loads under way will hold, what is leaving and what the server has grown by (repository.own_growth)
+    never add up to more than the budget, as far as it is known before a load; where a model turns out larger, others are put
+    away at the next look. One model may be as large as the budget.
  2. A load for which there is no room waits while that may change, at most --load-wait-secs, else it fails with a reason that
     names who holds the memory. That is no failure of the model: the next request tries again. A load that has waited for a
     while is no longer passed by others.
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from neptrio.limits import shown
-from neptrio.loop import allocator, periodic, threads
+from neptrio.loop import periodic, threads
 from neptrio.loop.slices import Slices
 from neptrio.repository import putting_away, version_states
 from neptrio.repository.demand import Demand
 from neptrio.repository.expected_size import device_need, files_of, need
 from neptrio.repository.holdings import Holdings, held_by, now_ms
 from neptrio.repository.load_line import Aside
+from neptrio.repository.own_growth import OwnGrowth
 from neptrio.repository.putting_away import HOST, Hold, Holder, budget_text, size_text
 from neptrio.repository.remembered_sizes import Remembered
 from neptrio.repository.room_line import FIRST, RETRY_SECONDS, RoomLine, Sizes, Waiter
@@ -49,8 +51,6 @@ log = logging.getLogger("neptrio.repository")
 LOOK_SECONDS = 0.5  # between looks for idle models
 MEASURED_SECONDS = 5.0  # between measurements of processes, which grow while they work
 KEPT_SECONDS = 10.0  # between writings of what models hold
-LONGEST_PAUSE = 60.0  # between tries to return free memory where there is none
-KEPT_FREE = 4 << 20  # bytes by which the process may grow without models before free memory is given back
 MODEL_SECONDS = 200e-6  # between looks for room, for each model that is looked at (20 us)
 SEEN_SECONDS = 1.0  # for which what a look has found may be told
 
@@ -70,14 +70,16 @@ class Budget:
         self._next_look = 0.0  # of trio's clock
         self._seen: tuple[float, list[Holder]] = (0.0, [])  # the holders of the last look, and when that was
         self.remembered = Remembered(catalog.repositories.sizes_file(settings))
-        self._beside = 0  # the least that this process was seen to hold beside its models
-        self._pause = LOOK_SECONDS  # to the next try to return free memory, at most
-        self._again = 0.0  # when that is
+        self._own = OwnGrowth(catalog, withdrawal, LOOK_SECONDS)
 
     def rows(self) -> list[tuple[int, int, int]]:
         """(place, bytes that models hold, loads under way will hold, and models that leave still hold, budget)."""
         held, _ = self._holdings.total()
         return [(place, held.get(place, 0), limit) for place, limit in self.limits.items()]
+
+    def grown_at(self, place: int) -> int:
+        """Bytes of a budget that the server has grown by itself."""
+        return self._own.counted(self.limits[place]) if place == HOST and HOST in self.limits else 0
 
     # ------------------------------------------------------------ room for loads
 
@@ -97,7 +99,7 @@ class Budget:
             else:
                 size = least = device_need(found, place, 0 if known is None else known.devices.get(place, 0))
             if least <= limit:  # only its height may be above
-                size = min(size, limit)
+                size = min(size, max(self._room_at(place), least))
             if size > limit:
                 what = "" if place == HOST else f" of GPU {place}"
                 raise NoRoom(
@@ -110,9 +112,22 @@ class Budget:
         async with aside():
             await self._room(operation, needs)
 
+    def _room_at(self, place: int) -> int:
+        """The bytes that models may hold: what the server has grown by itself they cannot have, unless one of them is so large."""
+        limit = self.limits[place]
+        grown = self.grown_at(place)
+        if not grown:
+            return limit
+        largest = max((waiter.needs.get(place, 0) for waiter in self._line.first), default=0)
+        return max(limit - grown, min(largest, limit))
+
+    def _grown_text(self, place: int) -> str:
+        grown = self.grown_at(place)
+        return f", and {size_text(grown)} by the server" if grown else ""
+
     def _short(self, place: int, needs: Sizes, held: Sizes) -> int:
         """How many bytes of a place are missing for a load."""
-        return held.get(place, 0) + needs[place] - self.limits[place]
+        return held.get(place, 0) + needs[place] - self._room_at(place)
 
     def _missing(self, waiter: Waiter | None, needs: Sizes, held: Sizes) -> list[int]:
         """The places in which there is no room for a load yet."""
@@ -141,7 +156,7 @@ class Budget:
         beside = f" beside other steps of '{shown(ensemble)}', which waits for it" if ensemble else ""
         raise NoRoom(
             f"there is no room for model '{shown(name)}', which takes about {size_text(needs[where])}{beside}: "
-            f"{budget_text(where, self.limits[where])} is held by {putting_away.who_holds(holders)}"
+            f"{budget_text(where, self.limits[where])} is held by {putting_away.who_holds(holders)}{self._grown_text(where)}"
         )
 
     async def _look_for_room(self) -> None:
@@ -173,8 +188,8 @@ class Budget:
         held, leaving = self._holdings.total()
         needs = self._line.needed(count)
         return all(
-            held.get(place, 0) + needs.get(place, 0) - leaving.get(place, 0) <= limit
-            for place, limit in self.limits.items()
+            held.get(place, 0) + needs.get(place, 0) - leaving.get(place, 0) <= self._room_at(place)
+            for place in self.limits
         )
 
     def _seen_lately(self) -> list[Holder]:
@@ -187,7 +202,7 @@ class Budget:
         together = self._together(waiter.name).keys()
         for place in places:
             here = [one.at(place) for one in holders]
-            short = sum(one.size for one in here) + waiter.needs[place] - self.limits[place]
+            short = sum(one.size for one in here) + waiter.needs[place] - self._room_at(place)
             # what serves under this name stays until this load has replaced it
             others = [one for one in here if one.name != waiter.name or one.hold is Hold.LEAVING]
             if not putting_away.hopeful(others, short, together):
@@ -202,7 +217,7 @@ class Budget:
         count = len(first)
         while count:
             needs = sum(waiter.needs.get(place, 0) for waiter in first[:count])
-            short = held.get(place, 0) + needs - leaving.get(place, 0) - self.limits[place]
+            short = held.get(place, 0) + needs - leaving.get(place, 0) - self._room_at(place)
             victims = putting_away.choose(may, short)
             for victim in victims:
                 if self._may_go(victim.name, gone):
@@ -270,7 +285,8 @@ class Budget:
     async def watch(self) -> None:
         """Puts away what is idle, and what is above the budget because models have grown, for ever."""
         measured = kept = trio.current_time()
-        self._beside = self._beside_models()
+        if HOST in self.limits:
+            await self._own.look(loading=False)
 
         async def turn() -> None:
             nonlocal measured, kept
@@ -280,7 +296,7 @@ class Budget:
                 await self.measure()
             await self.look()
             if HOST in self.limits:
-                await self._give_back()
+                await self._own.look(self._holdings.loading)
             if self.remembered.due and now - kept >= KEPT_SECONDS:
                 kept = now
                 await self.keep()
@@ -298,30 +314,6 @@ class Budget:
         if self.remembered.due:
             with suppress(threads.NoThread):
                 await threads.run(self.remembered.write, self.remembered.snapshot(), abandon_on_cancel=True)
-
-    async def _give_back(self) -> None:
-        """Returns memory that requests have freed: a model's run may have needed much, which the allocator keeps. What is in
-        use at that moment comes back later, so it is tried again, more and more rarely."""
-        now = trio.current_time()
-        if (
-            self._holdings.loading or now < self._again
-        ):  # what loads take for a moment comes back when they are done
-            return
-        beside = self._beside_models()
-        if beside > self._beside + KEPT_FREE:
-            with suppress(threads.NoThread):
-                await threads.run(allocator.give_back, abandon_on_cancel=True)
-            left = self._beside_models()
-            self._pause = LOOK_SECONDS if left < beside - KEPT_FREE else min(self._pause * 2, LONGEST_PAUSE)
-            self._again = now + self._pause
-            beside = left
-        self._beside = min(self._beside, beside)
-
-    def _beside_models(self) -> int:
-        """Bytes of this process that no model of it holds."""
-        records = self._catalog.records.values()
-        held = sum(model.cpu_bytes for record in records for model in record.serving.values())
-        return allocator.anonymous_resident_bytes() - held
 
     async def look(self) -> None:
         """Notes how models are used, and puts away what is to be put away now. In slices."""
@@ -342,10 +334,13 @@ class Budget:
         """Puts models away while they hold more than the budget."""
         held, leaving = self._holdings.total()
         for place, limit in self.limits.items():
-            if held.get(place, 0) - leaving.get(place, 0) <= limit:
+            room = self._room_at(place)
+            if held.get(place, 0) - leaving.get(place, 0) <= room:
                 continue
             here = _without_leaving([holder.at(place) for holder in self._holdings.holders()])
-            for victim in putting_away.choose(here, sum(holder.size for holder in here) - limit):
+            largest = max((holder.size for holder in here), default=0)
+            over = sum(holder.size for holder in here) - max(room, min(largest, limit))
+            for victim in putting_away.choose(here, over):
                 self.put_away(victim.name, "models have grown beyond the budget")
 
     async def measure(self) -> None:

@@ -58,10 +58,15 @@ class DemandView:
         )
 
     def totals(self) -> dict[str, Any]:
-        """How many models are in each state, and the host's memory: `held_bytes` and `budget_bytes`, which are 0 without a
-        budget."""
+        """How many models are in each state, and the host's memory: `held_bytes`, `server_bytes` and `budget_bytes`, which are 0
+        without a budget."""
         held, limit = next(((held, limit) for place, held, limit in self.memory() if place == HOST), (0, 0))
-        return {"states": self.states(), "held_bytes": held, "budget_bytes": limit}
+        return {
+            "states": self.states(),
+            "held_bytes": held,
+            "server_bytes": self.server_bytes(),
+            "budget_bytes": limit,
+        }
 
     def states(self) -> dict[str, int]:
         """How many models are in each state."""
@@ -71,3 +76,8 @@ class DemandView:
         """(GPU, or -1 for the host, bytes that models hold there, budget), nothing without a budget."""
         budget = self._catalog.budget
         return [] if budget is None else budget.rows()
+
+    def server_bytes(self) -> int:
+        """Bytes of the host's budget that models cannot have."""
+        budget = self._catalog.budget
+        return 0 if budget is None else budget.grown_at(HOST)

@@ -15,13 +15,15 @@ export function resting(row) {
 }
 
 /** Texts for what the statistics say of all such models: pairs of a term and its value. */
-export function summary({ models, states, held_bytes: held, budget_bytes: budget }) {
+export function summary({ models, states, held_bytes: held, server_bytes: own, budget_bytes: budget }) {
   const sum = (key) => models.reduce((total, model) => total + model[key], 0);
   const [hits, misses, failed] = [sum("hits"), sum("misses"), sum("load_failures")];
   const known = Object.keys(states).sort((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b));
+  const grown = own ? ` and the server's ${bytes(own)}` : "";
+  const share = Math.round((held + (own ?? 0)) / budget * 100);
   return [
     ["Models", known.map((state) => `${count(states[state])} ${state}`).join(", ")],
-    ["Memory", budget ? `${bytes(held)} of ${bytes(budget)} (${Math.round(held / budget * 100)} %)` : "no budget"],
+    ["Memory", budget ? `${bytes(held)}${grown} of ${bytes(budget)} (${share} %)` : "no budget"],
     ["Hits", hits + misses ? `${count(hits)} (${Math.floor(hits / (hits + misses) * 100)} %)` : count(hits)],
     ["Misses", count(misses)],
     ["Waiting", plural(sum("waiting"), "request")],
