@@ -361,6 +361,20 @@ def test_a_decoupled_step_waits_for_the_steps_behind_it(monkeypatch: pytest.Monk
     assert woken == ["now"] and len(sink.responses) == 2
 
 
+def test_one_that_later_steps_wait_for_waits_for_the_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
+    world = World([step("repeat", "X=IN", "Y=A"), step("repeat", "X=A", "Y=OUT")])
+    _, sink = world.send()
+    repeat, woken = world.steps.calls[0], []
+    for i in range(4):
+        world.steps.answer(repeat, i, final=False)
+        assert not repeat.responder.wait_for_room(repeat, lambda: woken.append("early"))
+    sink.full = True
+    assert repeat.responder.wait_for_room(repeat, lambda: woken.append("now"))
+    sink.read()
+    assert woken == ["now"]
+
+
 @pytest.mark.parametrize("how", ["cancel", "fail"])
 def test_the_end_of_a_walk_wakes_its_senders(how: str) -> None:
     world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])

@@ -62,6 +62,37 @@ def test_levels_and_needs() -> None:
     assert made.depth(made.needed_for(["OUT"])) == 2
 
 
+LICENCE = 'instance_group { rate_limiter { resources { name: "licence" count: 1 } } }'
+SHARED = {
+    **MODELS,
+    "licensed": io("X:INT32:4", "Y:INT32:4", f"{LICENCE} model_transaction_policy {{ decoupled: true }}"),
+    "waits": io("X:INT32:4", "Y:INT32:4", LICENCE),
+    "inner": io("X:INT32:4", "Y:INT32:4", f"ensemble_scheduling {{ {step('repeat', 'X=X', 'Y=Y')} }}"),
+}
+
+
+@pytest.mark.parametrize(
+    ("models", "unheld"),
+    [
+        ("repeat double", set()),
+        ("double repeat", set()),
+        ("repeat repeat", {0}),
+        ("repeat double repeat", {0}),
+        ("repeat inner", {0}),
+        ("licensed double", set()),
+        ("licensed double waits", {0}),
+    ],
+)
+def test_a_step_that_later_ones_wait_for_is_not_held_for_them(models: str, unheld: set[int]) -> None:
+    names = models.split()
+    steps = [
+        step(name, f"X={'IN' if i == 0 else f'T{i}'}", f"Y={'OUT' if i == len(names) - 1 else f'T{i + 1}'}")
+        for i, name in enumerate(names)
+    ]
+    config = io("IN:INT32:4", "OUT:INT32:4", f'name: "e" ensemble_scheduling {{ {" ".join(steps)} }}')
+    assert build(config, lambda name, version: SimpleNamespace(config=SHARED[name])).unheld == unheld
+
+
 def test_only_the_steps_of_the_requested_outputs_are_needed() -> None:
     made = graph(
         [step("double", "X=IN", "Y=A"), step("double", "X=IN", "Y=B")], outputs="A:INT32:4 B:INT32:4"

@@ -23,6 +23,7 @@ Rules:
     step makes it there. Everything else passes through host memory.
  8. A decoupled step's response sender waits while the walk holds more than WALK_BYTES of its responses, or
     while the ensemble's own client has no room: a slow reader or a slow later step cannot make memory grow.
+    It waits for the client alone where a later step cannot execute before it has ended (Graph.unheld).
 """
 
 from __future__ import annotations
@@ -117,8 +118,9 @@ class _Walk(Responder):
         self.waiting = 0  # steps held back by max_inflight_requests
         self._nested = 0  # how many calls of walk() are active: a step may answer while it is being started
         self._held = 0  # bytes of the frames below the root
-        # callbacks of decoupled steps' senders that wait for room
+        # callbacks of decoupled steps' senders that wait for room, and of those that wait for the client alone
         self._senders: list[Callable[[], None]] = []
+        self._unheld: list[Callable[[], None]] = []
         self._asked = False  # True when the client has promised to call back when it has room
         given = {t.name: t for t in request.inputs}
         self.root = _Frame(None, 0, given)
@@ -187,13 +189,15 @@ class _Walk(Responder):
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         """True when a decoupled step must wait before it sends more; then `callback` is called once it may."""
-        if self._has_room():
+        known = self.children.get(request)
+        unheld = known is not None and known[0].index in self.scheduler.graph.unheld
+        if self._has_room(unheld):
             return False
-        self._senders.append(callback)
+        (self._unheld if unheld else self._senders).append(callback)
         return True
 
-    def _has_room(self) -> bool:
-        return self.finished or (self._held <= WALK_BYTES and not self._client_is_full())
+    def _has_room(self, unheld: bool) -> bool:
+        return self.finished or ((unheld or self._held <= WALK_BYTES) and not self._client_is_full())
 
     def _client_is_full(self) -> bool:
         if not self._asked:
@@ -207,7 +211,10 @@ class _Walk(Responder):
         self._let_send()
 
     def _let_send(self) -> None:
-        if self._senders and self._has_room():
+        if self._unheld and self._has_room(True):
+            senders, self._unheld = self._unheld, []
+            let_send(senders)
+        if self._senders and self._has_room(False):
             senders, self._senders = self._senders, []
             let_send(senders)
 
@@ -246,7 +253,8 @@ class _Walk(Responder):
         else:
             if final:
                 self._drop(frame)
-            self.walk(self.root)
+            if not self._nested:
+                self._settle()  # no tensor has come, so no step can start
 
     def fail(self, error: TritonError) -> None:
         """Ends the walk with an error."""

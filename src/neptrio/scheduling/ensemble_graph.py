@@ -7,7 +7,7 @@ Source: docs/protocol/features.md A4 and A5, docs/protocol/rules.md E4.6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neptrio import datatypes
@@ -60,6 +60,7 @@ class Graph:
     below: dict[int, frozenset[int]]  # step -> the steps that depend on it, directly or not
     level: tuple[int, ...]  # per step: how many decoupled steps it depends on
     fits: dict[tuple[int, str], Fit]  # (step, its model's input); and (-1, the ensemble's output)
+    unheld: frozenset[int] = frozenset()  # decoupled steps that must not wait for those below them (_unheld)
 
     def fitted(self, step: int, name: str, tensor: Any) -> Any:
         """A tensor as its reader wants it, see `fits`; None for None."""
@@ -126,7 +127,7 @@ def build(config: Any, lookup: Callable[[str, str], Any]) -> Graph:
     """
     graph = examine(config, lookup, _refuse)
     assert graph is not None
-    return graph
+    return replace(graph, unheld=_unheld(graph, lookup)) if graph.decoupled else graph
 
 
 def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> Graph | None:
@@ -198,7 +199,7 @@ def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> G
     for path, tensor, use, label in consumed:
         if tensor not in inputs and tensor not in maker:
             report(
-                here,
+                path,
                 f"{label} needs tensor '{tensor}', which is neither an ensemble input nor made by a step",
             )
         elif use is not None and tensor in seen:
@@ -299,3 +300,26 @@ def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]
                     f"ensemble '{name}' has two decoupled steps that do not follow each other (models "
                     f"'{steps[i].model_name}' and '{steps[j].model_name}'): their responses cannot be paired",
                 )
+
+
+def _unheld(graph: Graph, lookup: Callable[[str, str], Any]) -> frozenset[int]:
+    """The decoupled steps below which something cannot execute as long as they do: the same model again, whose only instance
+    they may keep, or one that needs a resource of the rate limiter that they hold. To wait for these would be for ever."""
+    takes = [_takes(step.model_name, step.model_version, lookup) for step in graph.steps]
+    return frozenset(
+        step.index
+        for step in graph.steps
+        if step.decoupled and any(takes[step.index] & takes[lower] for lower in graph.below[step.index])
+    )
+
+
+def _takes(name: str, version: str, lookup: Callable[[str, str], Any]) -> set[tuple[str, str]]:
+    """What a request of that model keeps others from while it is executed: the model, those of an ensemble's steps, and what
+    they need of the rate limiter."""
+    config = lookup(name, version).config
+    found = {("model", config.name or name)}
+    for group in config.instance_group:
+        found.update(("resource", resource.name) for resource in group.rate_limiter.resources)
+    for step in config.ensemble_scheduling.step:
+        found |= _takes(step.model_name, str(step.model_version) if step.model_version > 0 else "", lookup)
+    return found

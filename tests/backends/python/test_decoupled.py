@@ -235,6 +235,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(repository, "second", config().replace('"python"', '"identity"'))
     write_model(repository, "one_step", ENSEMBLE.format(REPEAT_STEP.format("OUT")))
     write_model(repository, "two_steps", ENSEMBLE.format(f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}"))
+    again = SECOND_STEP.replace('"second"', '"repeat"')
+    write_model(repository, "repeat_twice", ENSEMBLE.format(f"{REPEAT_STEP.format('MID')}, {again}"))
     return repository
 
 
@@ -437,6 +439,16 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
     assert int(re.findall(r"large was told at (\d+)", server.log())[-1]) < 64  # of 1 MiB each
     for name in {model, "repeat"}:
         wait_for_idle(server, name)
+
+
+@pytest.mark.slow
+def test_a_step_does_not_wait_for_a_later_one_of_its_own_model(server: ServerProcess) -> None:
+    """The only instance sends more than may be on its way before it can execute what follows."""
+    count = 6000
+    with Stream(server) as stream:
+        stream.send("repeat_twice", "inline", tuple(range(count)))
+        got = [stream.next() for _ in range(count + 1)]
+    assert got == [([i], False) for i in range(count)] + [(None, True)]
 
 
 @pytest.mark.slow
