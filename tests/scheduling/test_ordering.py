@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.scheduling.ordering import ArrivalOrder
 
@@ -55,6 +57,21 @@ def test_one_who_leaves_lets_the_rest_through_and_answers_at_once() -> None:
     assert line.heard.events == [("b", True)]
     assert line.respond("a") == [("a", True)], "its own answer is not held"
     assert line.respond("c") == [("c", True)]
+
+
+def test_who_sends_much_waits_for_his_own_client() -> None:
+    class Behind(Heard):
+        def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+            return request.id == "a"
+
+    line = Line("a", "b")
+    line.order, line.heard = ArrivalOrder(), Behind()
+    waits = {}
+    for id, request in line.requests.items():
+        request.responder = line.heard
+        line.order.arrived(request)
+        waits[id] = request.responder.wait_for_room(request, lambda: None)
+    assert waits == {"a": True, "b": False}
 
 
 def test_one_who_comes_again_keeps_his_place() -> None:

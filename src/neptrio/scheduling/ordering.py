@@ -5,14 +5,18 @@ its final one. Requests that never execute (timed out, cancelled) are answered a
 _Place becomes the request's responder and passes responses on to the original one, so models and schedulers know
 nothing of the order.
 
-Rule: whoever is given a response may come back at once, with a cancellation or a new request. So the line and its places are
-whole whenever a response is handed over, and only one loop hands over: who comes back meanwhile changes the line, and that
-loop goes on with what it finds.
+Rules:
+ 1. Whoever is given a response may come back at once, with a cancellation or a new request. So the line and its places are
+    whole whenever a response is handed over, and only one loop hands over: who comes back meanwhile changes the line, and that
+    loop goes on with what it finds.
+ 2. A request with many responses waits for its own client, as without an order. It does not wait for its turn: the first in line
+    may need the thread that would wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from neptrio.execution.batch import hand_over
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
@@ -29,6 +33,9 @@ class _Place(Responder):
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         self.order.responded(self, request, response, final)
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        return self.responder.wait_for_room(request, callback)
 
 
 class ArrivalOrder:

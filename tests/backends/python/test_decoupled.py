@@ -226,6 +226,8 @@ class TritonPythonModel:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository: Path = tmp_path_factory.mktemp("repository")
     python_model(repository, "repeat", UNTIL_CANCELLED + REPEAT, config(extra=DECOUPLED))
+    in_order = DECOUPLED + " dynamic_batching { preserve_ordering: true }"
+    python_model(repository, "in_order", UNTIL_CANCELLED + REPEAT, config(extra=in_order))
     python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
     python_model(repository, "held", HELD, config(extra=DECOUPLED))
     isolated(repository, "held_inside", HELD, config(extra=DECOUPLED), "none")
@@ -416,7 +418,7 @@ def at_rest(server: ServerProcess) -> int:
 
 
 @no_memory_figures
-@pytest.mark.parametrize("model", ["repeat", "one_step", "two_steps"])
+@pytest.mark.parametrize("model", ["repeat", "in_order", "one_step", "two_steps"])
 def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: str) -> None:
     """10,000 responses of 1 MiB wait for a client whose callback never returns; then it is gone."""
     before = resident(server.process.pid)
