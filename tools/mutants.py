@@ -113,7 +113,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     (POLICY, "or (largest,),", "or (1,),"),
     (POLICY, "MOST_DELAY_US) * 1000,", "MOST_DELAY_US),"),
     (POLICY, "max(count, 1) + 1)", "max(count, 1))"),
-    (POLICY, "default_level=batching.default_priority_level or 1", "default_level=1"),
+    (POLICY, "default_level=batching.default_priority_level if count else 1", "default_level=1"),
     (POLICY, "if i.is_shape_tensor)", "if not i.is_shape_tensor)"),
     # what the scheduler does with it
     (DYNAMIC, "self._prefetch = not policy.exact and", "self._prefetch = policy.exact and"),

@@ -86,6 +86,29 @@ def test_identical_requests_in_flight(gated: tuple[ServerProcess, Gate, bool]) -
     assert durations["cache_miss"]["count"] == runs, "of those that were executed, whoever's answer was kept"
 
 
+@pytest.mark.slow
+def test_a_default_level_without_levels_keeps_nobody_from_following(tmp_path: Path) -> None:
+    """As a Triton server, this one takes such a configuration."""
+    extra = f"{CACHED} dynamic_batching {{ default_priority_level: 2 }}"
+    gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=extra)
+    answers: queue.Queue[Any] = queue.Queue()
+    with (
+        ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        for _ in range(2):
+            client.async_infer(
+                "gate", tensor(grpcclient, 7), lambda result, error: answers.put(error or result)
+            )
+            client.get_inference_statistics("gate")  # behind it on the same connection
+        gate.started()
+        gate.go()
+        for _ in range(2):
+            np.testing.assert_array_equal(answers.get(timeout=60).as_numpy("OUTPUT0"), np.full((1, 4), 7))
+        assert stats(server, "gate")["execution_count"] == 1
+    gate.close()
+
+
 def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=CACHED)
     answers: queue.Queue[Any] = queue.Queue()

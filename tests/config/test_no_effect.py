@@ -46,6 +46,16 @@ def named(text: str, backend: str = "identity") -> list[tuple[str, str]]:
             "optimization.gather_kernel_buffer_threshold",
             "has no effect",
         ),
+        (
+            "dynamic_batching { default_priority_level: 2 }",
+            "dynamic_batching.default_priority_level",
+            "has no effect without priority_levels",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }",
+            "dynamic_batching.priority_queue_policy",
+            "has no effect without priority_levels",
+        ),
         ('instance_group [ { }, { profile: "p" } ]', "instance_group.1.profile", "TensorRT"),
         ('instance_group { host_policy: "p" }', "instance_group.0.host_policy", "no host policies"),
         (

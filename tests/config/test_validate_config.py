@@ -34,6 +34,8 @@ GOOD = [
     IO + "dynamic_batching { preferred_batch_size: [ 4, 8 ] priority_levels: 2 default_priority_level: 2 "
     "priority_queue_policy { key: 2 value: {} } }",
     IO + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
+    IO + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
+    IO + "dynamic_batching { default_priority_level: 3 priority_queue_policy { key: 2 value: {} } }",
     IO + "sequence_batching { oldest { max_candidate_sequences: 4 } control_input { name: 'START' control { "
     "kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } control_input { name: 'ID' control { "
     "kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }",
@@ -99,7 +101,8 @@ BAD = [
         "cannot keep the order of requests with 2 priority levels",
     ),
     (
-        IO + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
+        IO + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY "
+        "default_timeout_microseconds: 1 } }",
         "cannot keep the order of requests when timeout_action is DELAY",
     ),
     (IO + "sequence_batching { direct { minimum_slot_utilization: 1.5 } }", "expected 0 to 1, got 1.5"),

@@ -36,6 +36,11 @@ def test_levels_and_the_default_level(levels: int, default: int) -> None:
     assert made.exact == (levels > 1)
 
 
+def test_without_levels_what_is_said_of_them_counts_for_nothing() -> None:
+    rules = "default_priority_level: 5 priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
+    assert policy(rules) == policy("")
+
+
 def test_a_hundred_thousand_levels_and_no_more() -> None:
     assert len(policy("priority_levels: 100000 default_priority_level: 100000").levels) == 100_000
     with pytest.raises(InvalidArgument, match="must be at most 100000 for m, got 100001"):

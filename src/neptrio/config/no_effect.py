@@ -56,6 +56,10 @@ def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
     if config.HasField("dynamic_batching") and config.max_batch_size == 0:
         why = "batches nothing: max_batch_size is 0, so requests are executed one by one"
         found.append((("dynamic_batching",), why))
+    if not config.dynamic_batching.priority_levels:
+        for field in ("default_priority_level", "priority_queue_policy"):
+            if getattr(config.dynamic_batching, field):
+                found.append((("dynamic_batching", field), "has no effect without priority_levels"))
     for key in sorted(config.parameters):
         near = difflib.get_close_matches(key.lower(), _LOWER, 1, 0.85)
         if near and key not in PARAMETERS:

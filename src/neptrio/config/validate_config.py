@@ -235,7 +235,7 @@ def _dynamic_batching(c: _Check) -> None:
     if levels and not 1 <= d.default_priority_level <= levels:
         c.fail((*at, "default_priority_level"), f"expected a level from 1 to priority_levels ({levels}), got "
             f"{d.default_priority_level}")  # fmt: skip
-    for level in d.priority_queue_policy:
+    for level in d.priority_queue_policy if levels else ():
         if not 1 <= level <= levels:
             c.fail(
                 (*at, "priority_queue_policy"),
@@ -247,7 +247,7 @@ def _dynamic_batching(c: _Check) -> None:
                 (*at, "preserve_ordering"), f"cannot keep the order of requests with {levels} priority levels"
             )
         policies = [d.default_queue_policy, *d.priority_queue_policy.values()]
-        if any(policy.timeout_action == DELAY for policy in policies):
+        if any(policy.timeout_action == DELAY and policy.default_timeout_microseconds for policy in policies):
             c.fail(
                 (*at, "preserve_ordering"), "cannot keep the order of requests when timeout_action is DELAY"
             )

@@ -64,7 +64,7 @@ def batching_policy(config: Any) -> BatchingPolicy:
     usual = _queue_policy(batching.default_queue_policy)
     levels = tuple(
         _queue_policy(batching.priority_queue_policy[level])
-        if level in batching.priority_queue_policy
+        if count and level in batching.priority_queue_policy
         else usual
         for level in range(1, max(count, 1) + 1)
     )
@@ -74,7 +74,7 @@ def batching_policy(config: Any) -> BatchingPolicy:
         delay_ns=min(batching.max_queue_delay_microseconds, MOST_DELAY_US) * 1000,
         preserve_ordering=batching.preserve_ordering,
         levels=levels,
-        default_level=batching.default_priority_level or 1,
+        default_level=batching.default_priority_level if count else 1,
         shape_tensors=tuple(i.name for i in config.input if i.is_shape_tensor),
     )
 
