@@ -304,7 +304,9 @@ cdef class Batch(WorkItem):
             if r.state == DONE:
                 continue
             take_timestamps(r, self, 0)
-            if r.cancelled and not self.model.decoupled:
+            # one that the model wants to execute again is cancelled by its scheduler, whose sequence it is
+            if (r.cancelled and not self.model.decoupled
+                    and (self.error is not None or not r.release_flags & RESCHEDULE)):
                 complete(r, InferResponse(None, Cancelled()), True)
                 continue
             if self.error is not None:

@@ -104,6 +104,18 @@ def write_models(repository: Path) -> None:
     )
     write_model(
         repository,
+        "iterative_for_ever",
+        sequence_config(
+            "direct { }",
+            1,
+            extra='parameters { key: "iterations" value { string_value: "1000000000" } } '
+            'parameters { key: "execute_delay_ms" value { string_value: "20" } }',
+            idle_us=3_600_000_000,
+            batching="iterative_sequence: true",
+        ),
+    )
+    write_model(
+        repository,
         "not_iterative",
         sequence_config(
             "direct { }", 2, extra='parameters { key: "iterations" value { string_value: "2" } }'

@@ -269,6 +269,19 @@ def test_iterative_sequences_reschedule_until_they_answer(server: ServerProcess)
     assert listing(server, "not_iterative")["slots_used"] == 0
 
 
+def test_an_iterative_sequence_ends_when_its_request_is_cancelled_while_it_executes(
+    server: ServerProcess,
+) -> None:
+    model = "iterative_for_ever"
+    for _ in range(2):  # the slot comes back
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            call = client.async_infer(model, tensors(grpcclient, 1), lambda result, error: None)
+            until(lambda: listing(server, model)["slots_used"] == 1, "it has the slot")
+            until(lambda: listing(server, model)["sequences"][0]["executing"] == 1, "it executes")
+            call.cancel()
+            until(lambda: listing(server, model)["slots_used"] == 0, "its sequence has ended")
+
+
 def test_list_and_end(server: ServerProcess) -> None:
     with Caller(server, "http") as call:
         call("untyped", 5, "s", 1)
