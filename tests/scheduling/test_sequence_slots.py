@@ -147,3 +147,13 @@ def test_abandoned_backlog_entries_do_not_pile_up() -> None:
         table.effects.clear()
     assert table.backlog_sequences == 1
     assert len(table.backlog) < 100 and len(table.timeouts) < 100
+
+
+def test_deadlines_that_earlier_ones_replace_do_not_pile_up() -> None:
+    table = SlotTable(1, 1, IDLE_NS)
+    table.accept("holder", Request("", True, False), 0)
+    table.accept("waits", Request("", True, False, 10**9), 0)
+    for i in range(1000):
+        table.accept("waits", Request("", False, False, 10**9 - 1 - i), 0)
+    assert len(table.timeouts) < 100
+    assert table.timeouts[0][0] == (10**9 - 1000) * 1000

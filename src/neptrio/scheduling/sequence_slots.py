@@ -395,7 +395,11 @@ class SlotTable:
             if not sequence.expires_ns or expires < sequence.expires_ns:
                 sequence.expires_ns = expires
                 if len(self.timeouts) > 4 * self.backlog_sequences + 64:
-                    self.timeouts = [e for e in self.timeouts if e[2].slot < 0 and e[2].state != GONE]
+                    self.timeouts = [
+                        e
+                        for e in self.timeouts
+                        if e[2].slot < 0 and e[2].state != GONE and e[2].expires_ns == e[0]
+                    ]
                     heapq.heapify(self.timeouts)
                 heapq.heappush(self.timeouts, (expires, next(self.order), sequence))
 
