@@ -73,6 +73,13 @@ LOOP_STOPPED = "the model has stopped its event loop: it is run again, and the m
 OPEN_ANSWER, RESCHEDULED_ANSWER = object(), object()
 
 
+def begun(given: list[Any]) -> None:
+    """A decoupled model's execute() is called with these requests, of which there are several (_sender.py, rule 3). listed() is
+    called when it has returned; where it raises they are closed."""
+    for request in given:
+        request._channel.set_together(True)
+
+
 def listed(responses: Any, given: list[Any], instance: str, decoupled: bool) -> list[Any]:
     """What execute() has returned for each request in `given`. Raises AnswerError where all of it is unusable.
 
@@ -80,6 +87,8 @@ def listed(responses: Any, given: list[Any], instance: str, decoupled: bool) -> 
     counts references sees that once the caller has let go of it.
     """
     if decoupled:
+        for request in given:
+            request._channel.set_together(False)
         if responses is not None:
             raise AnswerError(
                 f"Python model '{instance}' is using the decoupled mode and the execute function must return None."

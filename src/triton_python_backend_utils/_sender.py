@@ -6,7 +6,8 @@ Rules:
     filling the server's memory. Coroutines await async_send() instead. It never blocks on less than UNTOLD_BYTES, or it
     might wait for a word that does not come.
  3. When the request is cancelled and its responses are not read, sending data raises; errors and the final flag may
-    still be sent. A model that cancels a call and goes on reading gets all responses.
+    still be sent. While execute() works on other requests too, data is dropped instead: what is raised there fails them all. A
+    model that is not decoupled may always send its one response. One that cancels a call and goes on reading gets all responses.
  4. If a sender is deleted before it has sent the final flag, its request fails, so that it does not stay open.
 """
 
@@ -53,6 +54,7 @@ class Channel:
         "_waiters",
         "closed",
         "taken",
+        "together",
     )
 
     def __init__(
@@ -74,6 +76,7 @@ class Channel:
         self._outstanding = 0
         self.taken = False
         self.closed = False
+        self.together = False  # execute() works on it and on others
 
     def is_cancelled(self) -> bool:
         return self._cancelled()
@@ -105,14 +108,18 @@ class Channel:
         if response is not None:
             for tensor in response.output_tensors():
                 size += _size(tensor.as_numpy()) if tensor.is_cpu() else tensor._source.nbytes
-        return final, size, data and not final
+        return final, size, data and not final and not self._single
 
     def _blocked(self, size: int) -> bool:
         room = WINDOW_BYTES - min(size, WINDOW_BYTES - UNTOLD_BYTES)
         return not self._single and self._outstanding > room
 
-    def _refuse_cancelled(self) -> None:
-        raise TritonModelException("Unable to send response. The request was cancelled: nobody will read it.")
+    def _drop(self) -> None:
+        """What nobody will read is not sent: rule 3."""
+        if self.closed or not self.together:
+            raise TritonModelException(
+                "Unable to send response. The request was cancelled: nobody will read it."
+            )
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         handed_over = time.monotonic_ns()  # from here on it is the response's output, not its computation
@@ -121,8 +128,9 @@ class Channel:
             while data and self._blocked(size) and not self.closed and not self._unread():
                 self._room.wait()
             if data and self._unread():
-                self._refuse_cancelled()
-            self._hand_on(response, final, size, handed_over)
+                self._drop()
+            else:
+                self._hand_on(response, final, size, handed_over)
 
     async def async_send(self, response: InferenceResponse | None, flags: int) -> None:
         import asyncio
@@ -132,7 +140,8 @@ class Channel:
         while True:
             with self._lock:
                 if data and self._unread():
-                    self._refuse_cancelled()
+                    self._drop()
+                    return
                 if not data or self.closed or not self._blocked(size):
                     self._hand_on(response, final, size, handed_over)
                     return

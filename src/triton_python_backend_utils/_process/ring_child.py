@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from .._execute import LOOP_STOPPED, answers, failed_text, failure_text, listed
+from .._execute import LOOP_STOPPED, answers, begun, failed_text, failure_text, listed
 from .._request import InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import kinds, threads, tracing
@@ -71,6 +71,11 @@ class Back:
     @property
     def sent(self) -> bool:
         return self.channel is not None and self.channel.sent
+
+    def set_together(self, together: bool) -> None:
+        """Whether execute() works on the request and on others (decoupled models)."""
+        if self.channel is not None:
+            self.channel.together = together
 
     def close(self) -> None:
         """The request is answered without its sender, or executed again under another id."""
@@ -364,6 +369,8 @@ class RingChild(Child):
             given = self.given = self._taken(number, message)
             self.message = message
             made = executed = self.began = time.monotonic_ns()
+            if self.decoupled and len(given) > 1:
+                begun(given)
             span = tracing.enter(contexts(given))
             try:
                 responses = self.model.execute(given)
@@ -392,6 +399,8 @@ class RingChild(Child):
         try:
             given = self._taken(number, message)
             made = executed = time.monotonic_ns()
+            if self.decoupled and len(given) > 1:
+                begun(given)
             tracing.enter(contexts(given))  # of this task; it ends with it
             responses = await self.model.execute(given)
             executed = time.monotonic_ns()

@@ -24,6 +24,7 @@ from tests.support.metrics import families, scrape, value
 from tests.support.repository import write_model
 from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
+from tests.support.statistics import stats
 from tests.support.waiting import until
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -196,6 +197,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.float32))])]
 """
 
+# answers one after the other, once the client of one is gone
+TOGETHER = (
+    UNTIL_CANCELLED
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        until_cancelled(*requests)
+        for request in requests:
+            sender = request.get_response_sender()
+            answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())])
+            sender.send(answer)
+            sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+)
+TOGETHER_ASYNC = TOGETHER.replace("def execute", "async def execute").replace(
+    "sender.send", "await sender.async_send"
+)
+
 SINGLE = """
 import threading, json
 import numpy as np
@@ -234,6 +253,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
     python_model(repository, "collect", COLLECT)
     python_model(repository, "single", SINGLE)
+    two = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 3600000000 }"
+    for name, code, way in (
+        ("together", TOGETHER, "process"),
+        ("together_inside", TOGETHER, "none"),
+        ("together_async", TOGETHER_ASYNC, "process"),
+        ("together_async_inside", TOGETHER_ASYNC, "none"),
+    ):
+        isolated(repository, name, code, config(max_batch_size=2, extra=f"{DECOUPLED} {two}"), way)
     write_model(repository, "second", config().replace('"python"', '"identity"'))
     write_model(repository, "one_step", ENSEMBLE.format(REPEAT_STEP.format("OUT")))
     write_model(repository, "two_steps", ENSEMBLE.format(f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}"))
@@ -256,9 +283,10 @@ class Stream:
         self.results: queue.Queue[Any] = queue.Queue()
         self.client.start_stream(lambda result, error: self.results.put((result, error)))
 
-    def send(self, model: str, how: str = "", values: tuple[float, ...] = (1, 2, 3), **more: Any) -> None:
-        tensor = grpcclient.InferInput("IN", [len(values)], "FP32")
-        tensor.set_data_from_numpy(np.array(values, np.float32))
+    def send(self, model: str, how: str = "", values: tuple[Any, ...] = (1, 2, 3), **more: Any) -> None:
+        array = np.array(values, np.float32)
+        tensor = grpcclient.InferInput("IN", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
         more.setdefault("enable_empty_final_response", True)
         more.setdefault("parameters", {"how": how})
         self.client.async_stream_infer(model, [tensor], **more)
@@ -377,6 +405,19 @@ def test_a_cancelled_request_counts_as_cancelled_whatever_the_model_does(
         server.until_logged("sending until told", begun + 1)
     wait_for_idle(server, "repeat")
     assert failures(server, "repeat") == {**before, "CANCELED": before["CANCELED"] + 1}
+
+
+@pytest.mark.parametrize("model", ["together", "together_inside", "together_async", "together_async_inside"])
+def test_a_cancelled_request_takes_none_of_its_batch_with_it(server: ServerProcess, model: str) -> None:
+    """The model does not look whether it is cancelled, as few do."""
+    with Stream(server) as stays:
+        with Stream(server) as goes:
+            goes.send(model, values=((1.0,),))
+            until(lambda: stats(server, model)["live"]["accepted"] == 1, "it waits for another")
+            stays.send(model, values=((2.0,),))
+            until(lambda: stats(server, model)["live"]["executing"] == 2, "both are executed")
+        assert [stays.next() for _ in range(2)] == [([[2.0]], False), ([[2.0]], True)]
+    wait_for_idle(server, model)
 
 
 def test_collecting_from_a_decoupled_model(server: ServerProcess) -> None:

@@ -175,3 +175,26 @@ def test_a_second_response_of_a_model_that_is_not_decoupled_is_refused_at_once()
     assert "exactly one response per request" in str(Sending(server, 2 * RESPONSE_OVERHEAD).end())
     server.channel.send(None, FINAL)
     assert server.posted == [(2 * WINDOW_BYTES, True)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_nobody_reads_raises_but_where_that_would_fail_others(asynchronous: bool) -> None:
+    server, alone = Server(), Server(single=True)
+    server.cancelled = alone.cancelled = True
+
+    def send(to: Server, flags: int = 0) -> None:
+        if asynchronous:
+            asyncio.run(to.channel.async_send(response(2000), flags))
+        else:
+            to.channel.send(response(2000), flags)
+
+    server.channel.together = True
+    send(server)
+    assert server.posted == []
+    server.channel.together = False
+    with pytest.raises(utils.TritonModelException, match="The request was cancelled"):
+        send(server)
+    send(server, FINAL)
+    assert server.posted == [(2000, True)]
+    send(alone)
+    assert alone.posted == [(2000, True)]

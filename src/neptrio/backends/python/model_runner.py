@@ -29,6 +29,7 @@ from triton_python_backend_utils._execute import (
     OPEN_ANSWER,
     RESCHEDULED_ANSWER,
     answers,
+    begun,
     check_class,
     failed_text,
     failure_text,
@@ -129,6 +130,11 @@ class Back:
         """Whether the only response was sent by a sender (models that are not decoupled)."""
         return self._channel is not None and self._channel.sent
 
+    def set_together(self, together: bool) -> None:
+        """Whether execute() works on the request and on others (decoupled models)."""
+        if self._channel is not None:
+            self._channel.together = together
+
     def close(self) -> None:
         """Closes the sender, because the request is answered in another way."""
         if self._channel is not None:
@@ -222,6 +228,8 @@ class ModelRunner:
         made = []
         for request in batch.requests:
             made.append(reader.request(request, Back(request, completions, decoupled)))
+        if decoupled and len(made) > 1:
+            begun(made)
         return made
 
     def answer(self, batch: Batch, given: list[utils.InferenceRequest], responses: Any) -> None:
