@@ -70,7 +70,7 @@ class Steps:
             raise InvalidArgument("no")
         core = ModelCore(request.model_name, "1")
         core.counters = ModelCounters()
-        core.decoupled = request.model_name == "repeat"
+        core.decoupled = request.model_name in ("repeat", "again")
         request.model = core
         accept(request)
         self.calls.append(request)
@@ -359,6 +359,31 @@ def test_a_decoupled_step_waits_for_the_steps_behind_it(monkeypatch: pytest.Monk
     assert woken == [] and sink.responses == []
     world.steps.answer(world.steps.calls[1])
     assert woken == ["now"] and len(sink.responses) == 2
+
+
+def test_a_later_step_does_not_wait_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These wait until it has ended."""
+    monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
+    steps = [step("repeat", "X=IN", "Y=A"), step("again", "X=A", "Y=B"), step("double", "X=B", "Y=OUT")]
+    world = World(steps)
+    _, sink = world.send()
+    repeat, woken = world.steps.calls[0], []
+    for i in range(4):
+        world.steps.answer(repeat, i, final=False)
+    assert repeat.responder.wait_for_room(repeat, lambda: woken.append("repeat"))
+    again = world.steps.calls[1]
+    for i in range(2):
+        world.steps.answer(again, i, final=False)
+        assert not again.responder.wait_for_room(again, lambda: woken.append("early"))
+    world.steps.answer(again, 2, final=False)
+    assert again.responder.wait_for_room(again, lambda: woken.append("again")), "for what comes behind it"
+    world.steps.answer(world.steps.calls[-3])
+    assert woken == ["again"] and len(sink.responses) == 1
+    for call in world.steps.calls[-2:]:
+        world.steps.answer(call)
+    for call in world.steps.calls[1:4]:
+        world.steps.end(call)
+    assert woken == ["again", "repeat"]
 
 
 def test_one_that_later_steps_wait_for_waits_for_the_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:

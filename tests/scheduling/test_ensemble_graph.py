@@ -39,6 +39,7 @@ MODELS = {
     "text": io("X:STRING:4", "Y:STRING:4"),
     "join": io("A:INT32:4 B:INT32:4", "Y:INT32:4"),
     "repeat": io("X:INT32:4", "Y:INT32:4", "model_transaction_policy { decoupled: true }"),
+    "again": io("X:INT32:4", "Y:INT32:4", "model_transaction_policy { decoupled: true }"),
 }
 
 
@@ -76,6 +77,7 @@ SHARED = {
     [
         ("repeat double", set()),
         ("double repeat", set()),
+        ("repeat again", set()),
         ("repeat repeat", {0}),
         ("repeat double repeat", {0}),
         ("repeat inner", {0}),

@@ -21,9 +21,10 @@ Rules:
     parameters, and are counted in the statistics of their own models.
  7. A tensor that is no output of the ensemble and that only models on a GPU read stays in device memory if its
     step makes it there. Everything else passes through host memory.
- 8. A decoupled step's response sender waits while the walk holds more than WALK_BYTES of its responses, or
-    while the ensemble's own client has no room: a slow reader or a slow later step cannot make memory grow.
-    It waits for the client alone where a later step cannot execute before it has ended (Graph.unheld).
+ 8. A decoupled step's response sender waits while more than WALK_BYTES of its own responses, and of what was made of them, are
+    held, or while the ensemble's own client has no room: a slow reader or a slow later step cannot make memory grow. It does
+    not wait for what waits for it, which are the responses of earlier steps, and later steps that cannot execute before it
+    has ended (Graph.unheld).
 """
 
 from __future__ import annotations
@@ -76,6 +77,14 @@ class _Frame:
     running: int = 0
     complete: bool = False
     size: int = 0  # bytes of the response that opened it (WALK_BYTES)
+    held: int = 0  # of those of all frames below it
+
+    def hold(self, size: int) -> None:
+        """So many bytes more are in a frame directly below."""
+        frame: _Frame | None = self
+        while frame is not None:
+            frame.held += size
+            frame = frame.parent
 
     def find(self, name: str) -> Tensor | None:
         frame: _Frame | None = self
@@ -117,10 +126,8 @@ class _Walk(Responder):
         self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
         self.waiting = 0  # steps held back by max_inflight_requests
         self._nested = 0  # how many calls of walk() are active: a step may answer while it is being started
-        self._held = 0  # bytes of the frames below the root
-        # callbacks of decoupled steps' senders that wait for room, and of those that wait for the client alone
-        self._senders: list[Callable[[], None]] = []
-        self._unheld: list[Callable[[], None]] = []
+        # callbacks of decoupled steps' senders that wait for room, with the frame that has too much below it, if that matters
+        self._senders: list[tuple[Callable[[], None], _Frame | None]] = []
         self._asked = False  # True when the client has promised to call back when it has room
         given = {t.name: t for t in request.inputs}
         self.root = _Frame(None, 0, given)
@@ -184,22 +191,25 @@ class _Walk(Responder):
         while frame.parent is not None and not frame.running and not frame.below:
             if frame in frame.parent.below:
                 frame.parent.below.remove(frame)
-                self._held -= frame.size
+                frame.parent.hold(-frame.size)
             frame = frame.parent
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         """True when a decoupled step must wait before it sends more; then `callback` is called once it may."""
-        known = self.children.get(request)
-        unheld = known is not None and known[0].index in self.scheduler.graph.unheld
-        if self._has_room(unheld):
+        step, frame = self.children.get(request, (None, self.root))
+        place = None if step is not None and step.index in self.scheduler.graph.unheld else frame
+        if self._is_free(place) and not self._client_is_full():
             return False
-        (self._unheld if unheld else self._senders).append(callback)
+        self._senders.append((callback, place))
         return True
 
-    def _has_room(self, unheld: bool) -> bool:
-        return self.finished or ((unheld or self._held <= WALK_BYTES) and not self._client_is_full())
+    def _is_free(self, place: _Frame | None) -> bool:
+        """Whether the sender of a step that runs in that frame need not wait for later steps."""
+        return self.finished or place is None or place.held <= WALK_BYTES
 
     def _client_is_full(self) -> bool:
+        if self.finished:
+            return False
         if not self._asked:
             self._asked = True  # set first, because the client may call back before wait_for_room() returns
             if not self.request.responder.wait_for_room(self.request, self._client_has_room):
@@ -211,12 +221,11 @@ class _Walk(Responder):
         self._let_send()
 
     def _let_send(self) -> None:
-        if self._unheld and self._has_room(True):
-            senders, self._unheld = self._unheld, []
-            let_send(senders)
-        if self._senders and self._has_room(False):
-            senders, self._senders = self._senders, []
-            let_send(senders)
+        if any(self._is_free(place) for _, place in self._senders) and not self._client_is_full():
+            senders, self._senders = self._senders, []  # as they are now: the client may have called back
+            ready = [go for go, place in senders if self._is_free(place)]
+            self._senders += [(go, place) for go, place in senders if not self._is_free(place)]
+            let_send(ready)
 
     def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
         """Takes a step's response. Called by complete()."""
@@ -240,7 +249,7 @@ class _Walk(Responder):
                 size = RESPONSE_OVERHEAD + sum(t.nbytes for t in response.outputs or ())
                 target = _Frame(frame, frame.level + 1, size=size)
                 frame.below.append(target)
-                self._held += size
+                frame.hold(size)
                 if target.level == self.depth:
                     self.answers.append(target)
             made = {t.name: t for t in response.outputs or ()}

@@ -197,6 +197,20 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.float32))])]
 """
 
+# more than may be on its way through later steps
+SIX = """
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, first = request.get_response_sender(), request.inputs()[0].as_numpy()[0]
+            for i in range(6):
+                array = np.full(1 << 18, first * 10 + i, np.float32)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 # answers one after the other, once the client of one is gone
 TOGETHER = (
     UNTIL_CANCELLED
@@ -253,6 +267,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
     python_model(repository, "collect", COLLECT)
     python_model(repository, "single", SINGLE)
+    for name in ("six", "six_more"):
+        python_model(repository, name, SIX, config(extra=DECOUPLED))
+    chain = f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}".replace('"repeat"', '"six"')
+    write_model(repository, "six_times_six", ENSEMBLE.format(chain.replace('"second"', '"six_more"')))
     two = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 3600000000 }"
     for name, code, way in (
         ("together", TOGETHER, "process"),
@@ -482,6 +500,17 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
     assert int(re.findall(r"large was told at (\d+)", server.log())[-1]) < 64  # of 1 MiB each
     for name in {model, "repeat"}:
         wait_for_idle(server, name)
+
+
+@pytest.mark.slow
+def test_a_step_does_not_wait_for_what_an_earlier_one_has_sent(server: ServerProcess) -> None:
+    """That goes away only when it has ended."""
+    with Stream(server) as stream:
+        stream.send("six_times_six", values=(1,))
+        got = [stream.results.get(timeout=60)[0] for _ in range(37)]
+    values = [result.as_numpy("OUT")[0] for result in got[:-1]]
+    assert values == [10 * (10 + i) + j for i in range(6) for j in range(6)]
+    assert got[-1].get_response().parameters["triton_final_response"].bool_param
 
 
 @pytest.mark.slow
