@@ -9,7 +9,7 @@ import pytest
 
 from neptrio.config.model_config import parse_text
 from neptrio.errors import InvalidArgument
-from neptrio.scheduling.ensemble_graph import build
+from neptrio.scheduling.ensemble_graph import build, examine
 
 
 def io(inputs: str, outputs: str, extra: str = "") -> Any:
@@ -93,6 +93,18 @@ def test_a_step_that_later_ones_wait_for_is_not_held_for_them(models: str, unhel
     ]
     config = io("IN:INT32:4", "OUT:INT32:4", f'name: "e" ensemble_scheduling {{ {" ".join(steps)} }}')
     assert build(config, lambda name, version: SimpleNamespace(config=SHARED[name])).unheld == unheld
+
+
+def test_what_nobody_makes_is_missing_where_it_is_needed() -> None:
+    steps = [step("double", "X=NOPE", "Y=A"), step("double", "X=A", "Y=OUT")]
+    config = io("IN:INT32:4", "OUT:INT32:4", f'name: "e" ensemble_scheduling {{ {" ".join(steps)} }}')
+    found: list[Any] = []
+    examine(
+        config,
+        lambda name, version: SimpleNamespace(config=MODELS[name]),
+        lambda path, _: found.append(tuple(path)),
+    )
+    assert found == [("ensemble_scheduling", "step", 0, "input_map")]
 
 
 def test_only_the_steps_of_the_requested_outputs_are_needed() -> None:
