@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from tests.backends.python.models import config as python_config
+from tests.backends.python.models import isolated
 from tests.support.embedded import EmbeddedServer
 from tests.support.gated_workers import WorkersGate, gate_workers
 from tests.support.http import Http1
 from tests.support.infer_messages import binary_head
 from tests.support.repository import write_model
+from tests.support.waiting import until
 
 N = 200_000
 CONFIG = """backend: "identity"
@@ -71,6 +75,42 @@ def test_a_large_body_is_answered(server: EmbeddedServer, gate: WorkersGate) -> 
         refused = client.request("POST", "/v2/models/m/infer", body(N)[:-9])
     assert refused.status == 400 and b"failed to parse the request JSON buffer" in refused.body
     assert gate.asked == 2
+
+
+REPEAT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())])
+            sender.send(answer)
+            sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "hypercorn"])
+def test_a_model_that_becomes_decoupled_meanwhile_is_refused(
+    tmp_path: Path, gate: WorkersGate, lean: bool
+) -> None:
+    """Its answers cannot be carried; the client is told so, as by a later request."""
+    write_model(tmp_path, "m", CONFIG)
+    settings: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",)}
+    with (
+        EmbeddedServer(tmp_path, http_lean=lean, **settings) as server,
+        Http1(server.http) as client,
+        Http1(server.http) as other,
+    ):
+        client.send(post(body(N)))
+        until(lambda: gate.asked == 1, "a worker has the body")
+        decoupled = python_config(
+            "INPUT0:TYPE_INT32:-1", "OUT:TYPE_INT32:-1", extra="model_transaction_policy { decoupled: true }"
+        )
+        isolated(tmp_path, "m", REPEAT, decoupled, "none")
+        assert other.request("POST", "/v2/repository/models/m/load").status == 200
+        server.ask(gate.open.set)
+        refused = client.read()
+        assert refused.status == 501 and b"doesn't support models with decoupled transaction" in refused.body
 
 
 def test_a_region_is_asked_on_the_loop(server: EmbeddedServer) -> None:

@@ -90,6 +90,7 @@ class HttpInfer(InferCall):
         "_binary_default",
         "_content_encoding",
         "_header_length",
+        "_one_response",
         "_selecting",
         "encoding",
         "hold",
@@ -116,7 +117,8 @@ class HttpInfer(InferCall):
         self.hold: Callable[[int], None] | None = None  # told of the bytes that its body was inflated to
         self.request.model_name = route.model
         self.request.model_version = route.version
-        services.admission.find(self.request, None if stream else HTTP_ONE_RESPONSE)
+        self._one_response = None if stream else HTTP_ONE_RESPONSE
+        services.admission.find(self.request, self._one_response)
         self.read_wishes(lambda: headers, get(TIMING))
         self._binary_default = False
         length = get(HEADER_LENGTH)
@@ -184,6 +186,11 @@ class HttpInfer(InferCall):
         )
 
     # ------------------------------------------------------------ other steps
+
+    async def take_later(self) -> None:
+        await super().take_later()
+        if not self.request.model.ready:  # it may have been replaced meanwhile, by a decoupled one
+            self.services.admission.find(self.request, self._one_response)
 
     async def compress_later(
         self, body: list[Any], unless: Callable[[], bool] = lambda: False
