@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _host
+from .._errors import TritonModelException
 from . import kinds
 from .reserved import sealed_memory
 
@@ -44,8 +45,16 @@ class ChildHost(_host.Host):
         self._child = child
         self._begun: deque[tuple[int, int]] = deque(maxlen=64)  # executions: batch's number, when it was
 
+    def _caller(self) -> RingChild:
+        """The process, which has rings for calls. Raises TritonModelException where it has none."""
+        if self._child.end is None:
+            raise TritonModelException(
+                "auto_complete_config() cannot send requests to other models: they are for initialize(), execute() and finalize()"
+            )
+        return self._child
+
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
-        child = self._child
+        child = self._caller()
         key = next(child.numbers)
         trace = request._trace
         main = threading.get_ident() == child.main
@@ -69,7 +78,7 @@ class ChildHost(_host.Host):
         return _Handle(child, key)
 
     def infer_here(self, request: Any) -> Any:
-        child = self._child
+        child = self._caller()
         if child.loop is not None or threading.get_ident() != child.main:
             return NotImplemented
         key = next(child.numbers)

@@ -161,6 +161,7 @@ class RingChild(Child):
         self.dropped = self.finished
         self.hearing = threading.RLock()  # a model's finalizer may come in between, on the same thread
         self.end = self.make_end(memory, bell, rings)
+        threads.start(self.hear_for_ever)  # initialize() may call other models
 
     # ------------------------------------------------------------ called by the ring's end
 
@@ -278,7 +279,6 @@ class RingChild(Child):
                     return response
 
     def begin(self) -> None:
-        threads.start(self.hear_for_ever)
         if self.loop is not None:
             threads.start(self._feed)
 

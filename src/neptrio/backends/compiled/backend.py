@@ -110,6 +110,7 @@ class CompiledBackend(PythonBackend):
             json.dumps({**before, "compiled": cls.begun(context)}),
             initialize_seconds(context),
             context.abandonment,
+            context.host,
             *resources(context),
             lent=[context.host.log_levels.descriptor],
         )

@@ -156,6 +156,7 @@ class PythonBackend(Backend):
                 before,
                 initialize_seconds(context),  # with the start of the interpreter
                 context.abandonment,
+                context.host,
                 *resources(context),
             )
             if found is not None:

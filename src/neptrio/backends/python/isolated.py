@@ -158,6 +158,7 @@ class IsolatedInstance(BackendInstance):
             if self._stopping.is_set():  # abort() was called
                 raise Internal(f"the start of '{self.name}' was given up")
             session = self._latest = ProcessSession(self, process, self._services, self._decoupled)
+            self._completions.post(OnLoop(session.register))  # initialize() may call other models
             process.send(
                 {
                     "t": "initialize",

@@ -83,9 +83,10 @@ class ProcessSession:
         return {"layout": vars(self.layout), "spin_ns": SPIN_NS, "library": PLAIN_LIBRARY}
 
     def register(self) -> None:
-        """Begins to listen for the process's doorbell."""
-        self.registered = True
-        self._services.doorbells.register(self.bell, self.end.drain)
+        """Begins to listen for the process's doorbell, unless the process has ended."""
+        if not (self.registered or self.over):
+            self._services.doorbells.register(self.bell, self.end.drain)
+            self.registered = True
 
     def drain_all(self) -> None:
         """Takes everything that the process, which has ended, had pushed."""
