@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint32_t, uint64_t
 
-from neptrio.rings.given cimport GivenMessage, InputBytes
+from neptrio.rings.given cimport GivenMessage, InputArray, InputBytes
 from neptrio.rings.kinds cimport *
 from neptrio.rings.packet cimport MessageWriter
 from neptrio.rings.ring cimport Segment
@@ -214,17 +214,21 @@ def _specimen() -> list:
 cdef bint _exclusive(object array, Py_ssize_t refs, GivenMessage given, Sole* most, bint measuring):
     """True when nobody shares the array's memory (backends.python.tensors rule 2), and the server can be told where
     it lies: in our own half, or in the batch that is answered."""
+    cdef InputBytes source
     if Py_REFCNT(array) > refs:
         return False
     base = array.base
     while base is not None:
-        if type(base) is OutputBytes:
-            return True
-        if type(base) is InputBytes:
-            return (<InputBytes>base).message is given
         if measuring:
             most.base = Py_REFCNT(base)
-        if type(base) is not _ndarray or Py_REFCNT(base) > most.base:  # the array below's `base` and ours
+        if Py_REFCNT(base) > most.base:  # the array below's `base` and ours
+            return False
+        if type(base) is OutputBytes:
+            return True
+        if type(base) is InputArray:
+            source = (<InputArray>base).source
+            return source.message is given and source.arrays == 1
+        if type(base) is not _ndarray:
             return False
         base = base.base
     return False

@@ -1,5 +1,6 @@
 # Messages of the server in the process of an isolated model, and the arrays of their tensors.
-#   An InputBytes holds the GivenMessage that it lies in, and that the memory: a copy of its own, or a mapping.
+#   An InputBytes holds the GivenMessage that it lies in, and that the memory: a copy of its own, or a mapping. An InputArray
+#   holds the InputBytes.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.rings.line cimport Line
@@ -25,6 +26,10 @@ cdef class InputBytes:
     cdef int dtype
     cdef tuple shape
     cdef bint readonly
+    cdef Py_ssize_t arrays   # how many InputArrays there are
+
+cdef class InputArray:
+    cdef InputBytes source
 
 cdef class GivenReader:
     cdef Segment segment

@@ -51,8 +51,22 @@ cdef class InputBytes:
         PyBuffer_FillInfo(buffer, self, <void*>self.data, self.size, self.readonly, flags)
 
 
+@cython.no_gc
+@cython.freelist(64)
+cdef class InputArray:
+    """The memory of one of the arrays that were made of a large input: whoever counts them knows who else may write there."""
+
+    def __dealloc__(self):
+        if self.source is not None:
+            self.source.arrays -= 1
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*>self.source.data, self.source.size, self.source.readonly, flags)
+
+
 def _array(InputBytes source not None):
     """The array of an input (Tensor._over's convert)."""
+    cdef InputArray made
     if source.dtype == STRINGS:
         elements = split_strings(source)
         array = np.empty(len(elements), dtype=object)
@@ -63,7 +77,13 @@ def _array(InputBytes source not None):
         dtype = numpy_dtype(source.dtype)
     if source.size == 0:
         return np.empty(source.shape, dtype)
-    array = _frombuffer(source, dtype)
+    if source.size > KEEP_ABOVE:  # a smaller one is copied whatever becomes of it
+        made = InputArray.__new__(InputArray)
+        made.source = source
+        source.arrays += 1
+        array = _frombuffer(made, dtype)
+    else:
+        array = _frombuffer(source, dtype)
     if len(source.shape) != 1:
         array = array.reshape(source.shape)
     return array

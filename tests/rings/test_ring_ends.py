@@ -17,7 +17,7 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
-from neptrio.rings import given
+from neptrio.rings import given, model_side
 from tests.support.rings import AREA, Pair, channel_of
 from tests.support.waiting import until
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
@@ -194,6 +194,35 @@ def test_an_array_that_the_model_keeps_is_copied(pair: Pair) -> None:
     (tensor,) = pair.outputs(execute, IN=np.zeros(1, np.float32))
     kept[0][:] = 99  # the response must not see this
     assert to_numpy(tensor)[0] == 1
+
+
+OTHERS = {
+    "nothing": lambda array: [],
+    "array": lambda array: [array],
+    "view": lambda array: [array[1:]],
+    "memory": lambda array: [memoryview(array)],
+}
+
+
+@pytest.mark.parametrize("shape", [(BIG,), (2, BIG // 2)])
+@pytest.mark.parametrize("kept", OTHERS)
+def test_an_input_of_which_the_model_keeps_another_array_is_copied(
+    pair: Pair, kept: str, shape: tuple[int, ...]
+) -> None:
+    """Each as_numpy() of an input makes an array over the same memory."""
+    held: list[Any] = []
+
+    def execute(requests: list[utils.InferenceRequest]) -> Any:
+        (tensor,) = requests[0].inputs()
+        held.extend(OTHERS[kept](tensor.as_numpy()))
+        return [utils.InferenceResponse([utils.Tensor("OUT", tensor.as_numpy())])]
+
+    (tensor,) = pair.outputs(execute, IN=np.full(shape, 7, np.float32))
+    for memory in held:
+        np.asarray(memory)[:] = 99  # the response must not see this
+    assert (to_numpy(tensor) == 7).all()
+    if kept == "nothing" and isinstance(pair.child, model_side.ModelSide):
+        assert pair.place(tensor.address) == "inputs"
 
 
 def test_an_input_of_an_earlier_batch_is_copied(pair: Pair) -> None:
