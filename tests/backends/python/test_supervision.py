@@ -4,14 +4,17 @@ about which process it is."""
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -20,6 +23,7 @@ from neptrio.backends.python.children import Birth, Started
 from neptrio.loop.process_ends import ProcessEnds
 from tests.backends.python.models import isolated, python_model
 from tests.backends.python.test_isolated_process import ONE, alive, call, ready_again
+from tests.support.embedded import EmbeddedServer
 from tests.support.no_descriptors import no_descriptors
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -237,3 +241,40 @@ def test_who_is_reaped_later_is_closed_then() -> None:
     process.stdin.close()
     until(lambda: process.pidfd < 0, "it has ended")
     assert process.returncode == 0 and gone(process)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_process_that_ends_while_its_model_is_unloaded(tmp_path: Path) -> None:
+    """finalize() comes while the end is handled: it finds no process, and nobody starts the next."""
+    isolated(tmp_path, "m", FORKS)
+    ended, unloaded = threading.Event(), threading.Event()
+
+    def hold(record: logging.LogRecord) -> bool:
+        if "the model instance 'm_0' failed" in record.getMessage():
+            ended.set()
+            assert unloaded.wait(60)
+        return True
+
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("m_0-")}
+
+    logger = logging.getLogger("neptrio.python")
+    with (
+        EmbeddedServer(tmp_path, model_control_mode="explicit") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        client.load_model("m")
+        assert threads() == {"m_0-output", "m_0-writer", "m_0-reader"}
+        tensor = httpclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.zeros(1, np.float32))
+        pid = int(client.infer("m", [tensor]).as_numpy("OUT")[0])
+        logger.addFilter(hold)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert ended.wait(60)
+            client.unload_model("m")
+            until(lambda: states(client) == [("m", "unloaded")], "it is unloaded")
+        finally:
+            unloaded.set()
+            logger.removeFilter(hold)
+        until(lambda: not threads(), threads)

@@ -125,6 +125,7 @@ class IsolatedInstance(BackendInstance):
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._starting: Process | None = None
+        self._finalized: Process | None = None
         self._cause = "its process has not started"
         self._answers: queue.SimpleQueue[dict[str, Any] | float | None] = queue.SimpleQueue()
         self._asked: dict[int, Callable[[bool], None]] = {}
@@ -224,6 +225,9 @@ class IsolatedInstance(BackendInstance):
         self._answers.put(None)
         with self._lock:
             serving = self._process is process
+            # who closes it: the next one's supervisor, finalize() if it has taken it over, else this thread
+            goes_on = not self._stopping.is_set()
+            left_over = serving and not goes_on and self._finalized is not process
             if serving:
                 self._process = None
                 self._cause = f"the model instance '{self.name}' failed: {process.cause}"
@@ -234,26 +238,28 @@ class IsolatedInstance(BackendInstance):
                 self._pause = 0.0
             elif time.monotonic() - self._started_at > STEADY_SECONDS:
                 self._pause = FIRST_PAUSE
-            self.returning = self._pause <= FIRST_PAUSE and not self._stopping.is_set()
+            self.returning = self._pause <= FIRST_PAUSE and goes_on
             self.healthy = False
             self.reason = self._cause
             if self.memory_rows:
                 self.memory_rows = []
                 self._completions.post(OnLoop(self.on_memory))
-            if not self._stopping.is_set():
+            if goes_on:
                 self._completions.post(OnLoop(self.on_health))
                 log.error(
                     "the model instance '%s' failed: %s", self.name, process.end
                 )  # its output is in the log
             for answer in asked.values():
                 answer(False)
-            if not self._stopping.is_set():
+            if goes_on:
                 # only now: finalize() may wait for it at once
                 self._supervisor = threads.start_surely(
                     self._restart, process, name=f"{self.name}-supervisor"
                 )
         if session is not None and session.process is process:
             self._completions.post(OnLoop(lambda: self._session_over(session)))
+        if left_over:
+            process.close()
 
     def _failure(self) -> Internal:
         """The error of requests that the process, which has ended, does not answer."""
@@ -283,11 +289,11 @@ class IsolatedInstance(BackendInstance):
 
     def finalize(self) -> None:
         self.abort()  # ends a restart, too
-        process = self._process
+        process = self._taken_over()
         if process is None:
             if self._supervisor is not None:
                 self._supervisor.join(self._limit + 5)
-            process = self._process
+            process = self._taken_over()
             if process is None:
                 return
         process.post_message({"t": "finalize"})
@@ -300,6 +306,12 @@ class IsolatedInstance(BackendInstance):
             log.error("%s", error)
             process.kill()
         process.close()
+
+    def _taken_over(self) -> Process | None:
+        """The process that serves, which finalize() closes, even if it ends by itself from now on."""
+        with self._lock:
+            self._finalized = self._process
+            return self._finalized
 
     def let_go(self) -> None:
         super().let_go()
