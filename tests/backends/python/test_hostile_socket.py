@@ -70,6 +70,8 @@ def act(how):
         for size, count in ((1 << 80, 1), (-1, 1), ("1", 1), (1 << 16, 2), (1 << 16, 0)):
             frame({"t": "message_segment", "k": 1, "size": size, "fds": count}, fds=[memory(1 << 16)] * count)
         frame({})
+    elif how == "a number that there is not":
+        frame({"t": "message_segment", "k": "1", "size": 1 << 16, "fds": 1}, fds=[memory(1 << 16)])
     elif how == "answers":
         for _ in range(1000):
             frame({"t": "whatever"})
@@ -80,6 +82,16 @@ def act(how):
         frame({"t": "memory", "rows": [["GPU", 0, []]]})
 
 class TritonPythonModel:
+    def initialize(self, args):
+        self.hasty = args["model_name"] == "hasty"
+        if self.hasty:
+            frame({"t": "initialized"})
+
+    def finalize(self):
+        if self.hasty:
+            frame({"t": "failed"})
+            threading.Event().wait()
+
     def execute(self, requests):
         for request in requests:
             how = json.loads(request.parameters()).get("how")
@@ -100,6 +112,7 @@ CASES = {
     "no descriptor": "1 descriptors that have not come",
     "descriptors": "descriptors without messages",
     "a size that cannot be": "KeyError",
+    "a number that there is not": "a segment whose number cannot be",
     "answers": "answers to what nobody asked",
     "memory that there is not": "memory that there is not",
     "a number that cannot be": "int() argument must be",
@@ -118,6 +131,7 @@ def server(
     own = ' parameters {{ key: "{}" value: {{ string_value: "{}" }} }} '.format(*extra)
     python_model(repository, "hostile", HOSTILE, TEXT + own)
     python_model(repository, "good", HOSTILE, TEXT)
+    python_model(repository, "hasty", HOSTILE, TEXT + own)
     flags = ("--model-control-mode=explicit", "--load-model=hostile", "--load-model=good")
     with ServerProcess(repository, *flags) as process:
         yield process
@@ -146,4 +160,16 @@ def test_it_is_killed_and_nothing_else_happens(server: ServerProcess, how: str) 
         until(lambda: client.is_model_ready("hostile"), server.log)
         assert infer(client, "hostile") == 7
         until(lambda: held(server.process.pid).within(before), "nothing of it is kept")
-        assert {entry["state"] for entry in client.get_model_repository_index()} == {"READY"}
+        assert all(client.is_model_ready(model) for model in ("hostile", "good"))
+
+
+@pytest.mark.slow
+def test_an_answer_that_says_nothing(server: ServerProcess) -> None:
+    """Of initialize(), which goes on, and of finalize(), which does not return."""
+    with httpclient.InferenceServerClient(server.http) as client:
+        for _ in range(2):  # what the first use of anything makes stays
+            before = held(server.process.pid)
+            client.load_model("hasty")
+            assert infer(client, "hasty") == 7
+            client.unload_model("hasty")
+        until(lambda: held(server.process.pid).within(before), "nothing of it is left")

@@ -194,9 +194,9 @@ class IsolatedInstance(BackendInstance):
             self._started_at = time.monotonic()
             self.healthy, self.returning, self.reason = True, False, ""
         self._completions.post(OnLoop(lambda: self._begins(session)))
-        self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
-        self.wants_sequence_end = answer["sequence_end"]
-        self.exclusive = answer["exclusive"] is True
+        self.capacity = ASYNC_CAPACITY if answer.get("async") and not self.in_order else self.most_under_way
+        self.wants_sequence_end = answer.get("sequence_end") is True
+        self.exclusive = answer.get("exclusive") is True
         if process.ended.is_set():  # it died between its answer and here
             self._ended(process)
 

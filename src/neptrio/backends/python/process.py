@@ -279,7 +279,7 @@ class Process:
                 raise kind_of_error(f"{what} of '{self.name}' failed: {self.cause}")
             if answer["t"] == "failed":
                 where = f"finalize of '{self.name}' failed: " if what == "finalize" else ""
-                raise Internal(where + text_of(answer["text"]), reason=Reason.BACKEND)
+                raise Internal(where + text_of(answer.get("text", "")), reason=Reason.BACKEND)
             if answer["t"] == kind:
                 found: dict[str, Any] = answer
                 return found

@@ -28,6 +28,7 @@ from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.body_area import BodyMemory
 from neptrio.rings.line import Lease
+from neptrio.rings.message import Violation
 from neptrio.rings.ring import Segment, is_sealed
 from triton_python_backend_utils._process.reserved import sealed_memory
 
@@ -193,7 +194,9 @@ class ProcessSession:
         """Takes the descriptor of a segment that the process sent. Reader thread."""
         descriptors = message["descriptors"]
         segment: Segment | None = None
-        size = message["size"]
+        number, size = message["k"], message["size"]
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise Violation("a segment whose number cannot be")
         if (
             len(descriptors) == 1
             and type(size) is int
@@ -203,7 +206,7 @@ class ProcessSession:
             segment = Segment(descriptors.pop(), size)
 
         def came() -> None:
-            self.end.segment_came(message["k"], segment)
+            self.end.segment_came(number, segment)
             self._services.doorbells.ring(self.bell)
 
         self._completions.post(OnLoop(came))
