@@ -155,7 +155,7 @@ class RingChild(Child):
         self.under_way: dict[int, list[Back]] = {}
         self.taken = 0  # the number of the last batch that was taken; they come in order
         self.open_ids: set[int] = set()
-        self.decoupled_calls: set[int] = set()
+        self.decoupled_calls: set[int] = set()  # those whose last response has not come
         self.came: dict[int, int] = {}
         self.coming = threading.Condition()
         self.dropped = self.finished
@@ -238,14 +238,14 @@ class RingChild(Child):
     def _ring_response(self, key: int, message: Any) -> None:
         response, final = self.end.response(message)
         deliver = self.calls.pop(key, None) if final else self.calls.get(key)
+        if final:
+            self.decoupled_calls.discard(key)
         if deliver is not None:
             deliver(response, final)
 
     def took(self, key: int) -> None:
-        """Tells the server that the model took a response of a call to a decoupled model."""
+        """Tells the server that the model took a response of a call to a decoupled model, which may send more."""
         if key in self.decoupled_calls:
-            if key not in self.calls:
-                self.decoupled_calls.discard(key)
             self.end.post(kinds.TOOK, key)
 
     def finish(self) -> None:

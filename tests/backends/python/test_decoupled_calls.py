@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.http as httpclient
 
 from tests.backends.python.models import config, python_model
 from tests.backends.python.test_decoupled import DECOUPLED, ENSEMBLE, Stream
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 # answers when four requests have come, so that only calls which run together are answered at all
 TOGETHER = """
@@ -142,6 +145,20 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+# drops what its calls answer, and says of how many it knows still
+DROPS = """
+import gc
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        known = [len(o.decoupled_calls) for o in gc.get_objects() if type(o).__name__.endswith("RingChild")]
+        if requests[0].inputs()[0].as_numpy()[0]:
+            for _ in range(10):
+                pb_utils.InferenceRequest(model_name="callee", inputs=requests[0].inputs(), requested_output_names=["OUT"],
+                                          parameters={"how": "last_with_data"}).exec(decoupled=True)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([sum(known)], np.float32))])]
+"""
 STEP = """{{ model_name: "{}" model_version: -1 input_map {{ key: "IN" value: "IN" }}
   output_map {{ key: "OUT" value: "OUT" }} }}"""
 
@@ -155,6 +172,7 @@ def server(
     python_model(repository, "four", FOUR, config(extra=DECOUPLED))
     python_model(repository, "callee", UNTIL_CANCELLED + CALLEE, config(extra=DECOUPLED))
     python_model(repository, "caller", CALLER, config(extra=DECOUPLED))
+    python_model(repository, "drops", DROPS)
     for inner in ("four", "callee"):
         write_model(repository, f"{inner}_ensemble", ENSEMBLE.format(STEP.format(inner)))
     with ServerProcess(repository, f"--backend-config=python,isolation={request.param}") as process:
@@ -202,3 +220,15 @@ def test_a_call_that_nobody_reads_any_more_ends_its_model(server: ServerProcess)
 
 def test_an_ensemble_as_the_callee(server: ServerProcess) -> None:
     assert ask(server, "last_with_data", target="callee_ensemble") in ([[1], [2]], [[1], [2], []])
+
+
+def test_nothing_is_kept_of_calls_that_nobody_has_read(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+
+        def known(value: float) -> float:
+            tensor = httpclient.InferInput("IN", [1], "FP32")
+            tensor.set_data_from_numpy(np.array([value], np.float32))
+            return float(client.infer("drops", [tensor]).as_numpy("OUT")[0])
+
+        known(1)
+        until(lambda: known(0) == 0, "their last responses have come")
