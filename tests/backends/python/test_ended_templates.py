@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,21 @@ def test_a_template_of_a_model_is_not_started_after_it_was_closed() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Internal, match="the model 'm' is unloaded"):
         made.fork("py:m", theirs.fileno(), dict(os.environ), {})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not templates.SUPPORTED, reason="nothing can be forked from here")
+def test_a_template_that_is_killed_at_its_first_start_is_started_again(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nmkdir "$0.started" && kill -KILL $$\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o700)
+    made = EnvironmentTemplate(str(python), dict(os.environ))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = made.fork("py:m", theirs.fileno(), dict(os.environ), {})
+        child.kill()
+        child.wait()
+    child.stdout.close()
+    child.close()
+    made.release()
+    assert not made.unusable

@@ -8,7 +8,8 @@ Rules:
     from its first instruction.
  3. An environment whose interpreter cannot be forked from says so when its template is started, and its processes are started
     one by one: it runs threads by itself (sitecustomize, a .pth file), its numpy has libraries whose threads are counted before
-    a model's variables are known (MKL, OpenMP), or bin/python starts the interpreter as a process of its own. It is tried once.
+    a model's variables are known (MKL, OpenMP), or bin/python starts the interpreter as a process of its own. It is tried once,
+    unless a signal has ended it before it could say anything.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ READ_ONCE = (
     *("bin/python", "pyvenv.cfg", PACKAGES),
     *(f"{PACKAGES}/{file}" for file in ("*.pth", "sitecustomize.py", "usercustomize.py")),
 )
+ENDS_SECONDS = 2.0  # for a process whose socket is closed
 MOST = 64  # environments that are remembered
 
 
@@ -83,12 +85,24 @@ class EnvironmentTemplate(Template):
 
     def _started(self, sock: socket.socket) -> None:
         try:
-            why = json.loads(sock.recv(1 << 16) or b'{"error": "its interpreter has ended"}')["error"]
+            said = sock.recv(1 << 16)
+            if not said and self._killed():
+                raise ConnectionResetError("the template was killed")
+            why = json.loads(said or b'{"error": "its interpreter has ended"}')["error"]
+        except ConnectionResetError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = summary(error)
         if why is not None:
             self.unusable = f"'{self._python}' cannot be forked from: {text_of(why)}"
             raise Unusable(self.unusable)
+
+    def _killed(self) -> bool:
+        """Whether it has ended by a signal, from outside or for want of memory, which says nothing of the environment."""
+        try:
+            return self._running is not None and self._running.wait(ENDS_SECONDS) < 0
+        except subprocess.TimeoutExpired:  # it has closed its socket, and lives
+            return False
 
 
 class EnvironmentTemplates:
