@@ -72,6 +72,8 @@ def act(how):
         frame({})
     elif how == "a number that there is not":
         frame({"t": "message_segment", "k": "1", "size": 1 << 16, "fds": 1}, fds=[memory(1 << 16)])
+    elif how == "an end":
+        sock().shutdown(socket.SHUT_WR)
     elif how == "answers":
         for _ in range(1000):
             frame({"t": "whatever"})
@@ -173,3 +175,15 @@ def test_an_answer_that_says_nothing(server: ServerProcess) -> None:
             assert infer(client, "hasty") == 7
             client.unload_model("hasty")
         until(lambda: held(server.process.pid).within(before), "nothing of it is left")
+
+
+@pytest.mark.slow
+def test_the_end_of_its_socket(server: ServerProcess) -> None:
+    """It says what the process did, and not that somebody killed it."""
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.unload_model("hostile")
+        until(lambda: not client.is_model_ready("hostile"), server.log)
+        client.load_model("hostile")
+        with pytest.raises(InferenceServerException) as failed:
+            infer(client, "hostile", how="an end")
+        assert "its process was killed: it has closed its socket to the server" in str(failed.value)

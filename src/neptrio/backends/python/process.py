@@ -212,7 +212,8 @@ class Process:
             self.kill()
         try:
             self._child.wait(KILL_SECONDS)
-        except subprocess.TimeoutExpired:  # it closed the socket but lives
+        except subprocess.TimeoutExpired:
+            self.killed_for = self.killed_for or "it has closed its socket to the server"
             self.kill()
             self._child.wait()
         try:
