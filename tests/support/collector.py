@@ -15,12 +15,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Listens on a free port. Spans are to be sent to `url`; `spans` are those that have arrived."""
+    """Listens on a free port. Spans are to be sent to `url`; `spans` are those that have arrived. While `answers` is not set
+    nobody gets an answer."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.resources: list[dict[str, Any]] = []
         self.status = 200
+        self.answers = threading.Event()
+        self.answers.set()
         self._changed = threading.Condition()
         collector = self
 
@@ -28,6 +31,7 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
+                collector.answers.wait()
                 if collector.status == 200:
                     collector._take(ExportTraceServiceRequest.FromString(body))
                 answer = ExportTraceServiceResponse().SerializeToString()
@@ -77,6 +81,7 @@ class Collector:
         return made
 
     def close(self) -> None:
+        self.answers.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -103,7 +103,8 @@ def _make_class() -> Any:
 
         def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
             kept = BoundedAttributes(maxlen=128, attributes=attributes)
-            self.events.append(Event(name, kept, timestamp or time.time_ns()))
+            when = timestamp if timestamp and isinstance(timestamp, int) else time.time_ns()
+            self.events.append(Event(name, kept, when))
 
         def add_link(self, context: Any, attributes: Any = None) -> None:
             self.links.append(Link(context, BoundedAttributes(maxlen=128, attributes=attributes)))

@@ -14,8 +14,11 @@ Rules:
  1. With level TENSORS alone there is only the span InferRequest, without events, as in a Triton server; no span
     contains tensors.
  2. A span is exported only as part of a finished trace, or when a model made it under such a span.
- 3. At most max_queue_size traces wait here, and as many spans in the processor; beyond that they are dropped.
+ 3. At most max_queue_size traces wait here, and as many spans in the processor. A trace whose spans have no place there is
+    dropped as a whole, and counted; a model's own span is dropped alone.
  4. When a collector does not answer this is logged once, and once more when it answers again.
+ 5. A span that cannot be encoded, since a model set something strange on it, is left out alone: those of others that are in
+    its batch are sent.
 Sources: docs/protocol/observed.md 11; W3C Trace Context.
 """
 
@@ -30,6 +33,7 @@ from typing import Any
 
 from neptrio import __version__, extras
 from neptrio.errors import Unavailable
+from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.observe import current_span
 from neptrio.observe.current_span import span_context
@@ -39,9 +43,10 @@ from neptrio.request.infer_request import monotonic_ns
 
 try:
     from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -68,6 +73,7 @@ class Exporter(SpanExporter):
         self._exporter = trace_exporter.OTLPSpanExporter(endpoint=url)
         self._reason = ""
         self._failing = False
+        self.taken = 0  # spans that wait for their turn no more
         self.exported = 0
         self.lost = 0
         logging.getLogger(trace_exporter.__name__).addFilter(self._note)
@@ -78,10 +84,11 @@ class Exporter(SpanExporter):
         return False
 
     def export(self, spans: Any) -> SpanExportResult:
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:
-            self._reason, result = str(error), SpanExportResult.FAILURE
+        self.taken += len(spans)
+        result = self._send(spans)
+        if result is not SpanExportResult.SUCCESS and _refused(spans) is not None:
+            spans = [span for span in spans if _can_be_sent(span)]
+            result = self._send(spans) if spans else SpanExportResult.SUCCESS
         roots = sum(span.name == ROOT for span in spans)
         if result is SpanExportResult.SUCCESS:
             self.exported += roots
@@ -95,12 +102,66 @@ class Exporter(SpanExporter):
                 log.error("spans do not reach %s: %s", self._url, self._reason)
         return result
 
+    def _send(self, spans: Any) -> SpanExportResult:
+        try:
+            return self._exporter.export(spans)
+        except Exception as error:
+            self._reason = str(error)
+            return SpanExportResult.FAILURE
+
     def shutdown(self) -> None:
         self._exporter.shutdown()
         logging.getLogger(trace_exporter.__name__).removeFilter(self._note)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         return True
+
+
+def _refused(spans: Any) -> Exception | None:
+    """Why these spans cannot be encoded together, None where they can."""
+    try:
+        encode_spans(spans)
+    except Exception as error:
+        return error
+    return None
+
+
+def _can_be_sent(span: Any) -> bool:
+    """Whether the span can be encoded; says why not in the log."""
+    error = _refused([span])
+    if error is not None:
+        log.warning("the span '%s' is left out: it cannot be sent (%s)", text_of(span.name), summary(error))
+    return error is None
+
+
+class Places:
+    """The places of spans that wait in the processor, which says of none that it has dropped it. Any thread."""
+
+    def __init__(self, exporter: Exporter, most: int) -> None:
+        self._exporter = exporter
+        self._most = most
+        self._lock = threading.Lock()
+        self._given = 0
+
+    def take(self, spans: int) -> bool:
+        """Takes so many, or none where there are not as many left."""
+        with self._lock:
+            free = self._most - self._given + self._exporter.taken
+            if spans <= free:
+                self._given += spans
+            return spans <= free
+
+
+class ModelSpans(SpanProcessor):
+    """Passes on the spans that models make under ours, as far as there are places (rule 3)."""
+
+    def __init__(self, processor: BatchSpanProcessor, places: Places) -> None:
+        self._processor = processor
+        self._places = places
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._places.take(1):
+            self._processor.on_end(span)
 
 
 class SpanWriter:
@@ -120,7 +181,9 @@ class SpanWriter:
         self._queue: queue.SimpleQueue[list[Any] | threading.Event | None] = queue.SimpleQueue()
         self._put = 0
         self._taken = 0
-        self._refused = 0
+        self._refused = 0  # for want of a place in the queue
+        self._dropped = 0  # for want of places in the processor, and what could not be turned into spans
+        self._places = Places(self._exporter, options.max_queue_size)
         self._thread: threading.Thread | None = threads.start(self._run, name="span-writer")
         current_span.active = True
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
@@ -128,13 +191,13 @@ class SpanWriter:
             provider = TracerProvider(
                 sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
             )
-            provider.add_span_processor(self._processor)
+            provider.add_span_processor(ModelSpans(self._processor, self._places))
             trace.set_tracer_provider(provider)
 
     def statistics(self) -> TraceWriterStatistics:
         """Counts of traces so far; `written` are those that the collector accepted."""
         exporter = self._exporter
-        return TraceWriterStatistics(exporter.exported, exporter.lost + self._refused, False)
+        return TraceWriterStatistics(exporter.exported, exporter.lost + self._refused + self._dropped, False)
 
     def put(self, scope: Any, parts: list[Any]) -> None:
         """Queues a finished trace."""
@@ -177,10 +240,16 @@ class SpanWriter:
                 continue
             self._taken += 1
             try:
-                for span in self._spans(item):
-                    self._processor.on_end(span)
+                spans = self._spans(item)[: self._limit]  # a queue may be shorter than a trace
             except Exception:
                 log.exception("a trace could not be turned into spans")
+                self._dropped += 1
+                continue
+            if self._places.take(len(spans)):
+                for span in spans:
+                    self._processor.on_end(span)
+            else:
+                self._dropped += 1
 
     def _spans(self, parts: list[Any]) -> list[ReadableSpan]:
         offset = time.time_ns() - monotonic_ns()
