@@ -116,6 +116,30 @@ def test_scopes_that_share_a_path_never_share_a_file(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("other", ["./t", "folder/../t", "link/t", "relative", "t/.", "t//"])
+def test_a_file_that_settings_spell_in_two_ways_is_one_file(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    spelled = "t" if other == "relative" else f"{tmp_path}/{other}"
+    values = [{**DEFAULTS, "trace_file": name} for name in (str(tmp_path / "t"), spelled)]
+    scopes = [Scope({}, one) for one in values]
+    for number in range(6):
+        writer.put(scopes[number % 2], [Part(number)])
+        writer.settle()
+    assert ids(tmp_path / "t") == list(range(6))
+
+
+def test_the_number_of_a_file_that_others_append_to_is_left_out(writer: TraceWriter, tmp_path: Path) -> None:
+    numbered, other = scope(tmp_path / "t", 1), scope(tmp_path / "t.0")
+    for number in range(4):
+        writer.put(numbered if number % 2 else other, [Part(number)])
+        writer.settle()
+    assert ids(tmp_path / "t.0") == [0, 2] and [ids(tmp_path / f"t.{i}") for i in (1, 2)] == [[1], [3]]
+
+
 @pytest.mark.parametrize("frequency", [0, 6])
 def test_large_amounts_do_not_wait_in_memory(
     writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frequency: int

@@ -15,12 +15,14 @@ Rules:
     they belong once the count is used up; if settings change before that, they are moved to FILE.
  3. With log_frequency N, text above SPILL_BYTES is written without waiting for the Nth trace.
  4. The index of files goes on over changes of settings; setting trace_file resets it. An index whose file another scope
-    still appends to is skipped then.
+    still appends to is skipped.
  5. When more than QUEUE_BYTES wait, further traces are dropped and counted; requests are never delayed.
  6. After an error nothing is written until settings are updated; one message is logged.
  7. A file that is no trace file is never overwritten: an index that is taken by one is skipped, and if it is FILE
     itself that is an error.
- 8. Files in the folder in which clients may name them take no more than --trace-max-bytes together: what is there is
+ 8. A file has one name here, however settings spell it (`t` and `./t`, relative and absolute): two arrays under one name would
+    take each other's place.
+ 9. Files in the folder in which clients may name them take no more than --trace-max-bytes together: what is there is
     counted, whoever made it.
 """
 
@@ -65,6 +67,7 @@ class TraceWriterStatistics:
 
 @dataclass
 class _Buffer:
+    file: str  # FILE by its one name (rule 8)
     pieces: list[tuple[bytes, ...] | TraceBlock] = field(default_factory=list)
     nbytes: int = 0
     waiting: int = 0  # traces whose text is in `pieces`
@@ -83,6 +86,12 @@ def group_text(parts: list[Any]) -> tuple[bytes, ...]:
             part.drop_tensors()
     del pieces[0]
     return tuple(pieces) if sum(map(len, pieces)) > JOIN_BYTES else (b"".join(pieces),)
+
+
+def _one_name(path: str) -> str:
+    """The name of a file that has several (rule 8). A link at its place is not followed: the file takes that place."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name) if name.strip(".") else os.path.realpath(path)
 
 
 def _may_begin(path: str) -> bool:
@@ -213,7 +222,7 @@ class TraceWriter:
 
     def reset(self, path: str) -> None:
         """Restarts the indexed files of `path` at 0."""
-        self._post(lambda: self._index.__setitem__(path, 0))
+        self._post(lambda: self._index.__setitem__(_one_name(path), 0))
 
     def settle(self) -> None:
         """Blocks until all work so far is done, and lets a writer that has failed try again."""
@@ -316,10 +325,10 @@ class TraceWriter:
             return
         buffer = self._buffers.get(scope)
         if buffer is None:
-            buffer = self._buffers[scope] = _Buffer()
-            if scope.file not in self._swept:
-                self._swept.add(scope.file)
-                sweep(scope.file)
+            buffer = self._buffers[scope] = _Buffer(_one_name(scope.file))
+            if buffer.file not in self._swept:
+                self._swept.add(buffer.file)
+                sweep(buffer.file)
         buffer.pieces.append(piece)
         buffer.nbytes += nbytes
         buffer.waiting += count
@@ -338,14 +347,14 @@ class TraceWriter:
     def _home(self, scope: Scope, buffer: _Buffer) -> str:
         """The file to which a scope's traces are appended: FILE, or its own indexed file."""
         if not scope.frequency and not scope.counted:
-            return scope.file
+            return buffer.file
         if not buffer.home:
-            buffer.home = self._next(scope.file)
+            buffer.home = self._next(buffer.file)
         return buffer.home
 
     def _next(self, path: str) -> str:
         index = self._index.get(path, 0)
-        taken = {buffer.home for buffer in self._buffers.values()}
+        taken = {name for buffer in self._buffers.values() for name in (buffer.file, buffer.home)}
         while (found := f"{path}.{index}") in taken or not _may_begin(found):  # rules 4 and 7
             if found not in taken:
                 log.warning("'%s' exists and is no trace file: its number is left out", found)
@@ -355,19 +364,20 @@ class TraceWriter:
 
     def _flush(self, scope: Scope, indexed: bool) -> None:
         buffer = self._buffers.get(scope)
+        path = _one_name(scope.file) if buffer is None else buffer.file
         if buffer is not None:
             if indexed or scope.frequency:
                 if buffer.pieces or buffer.home:
-                    target = buffer.home or self._next(scope.file)
+                    target = buffer.home or self._next(path)
                     self._append(target, buffer)
                     self._files.pop(target).rest()
             else:
                 if buffer.home:
-                    self._move(buffer.home, scope.file)
-                self._append(scope.file, buffer)
+                    self._move(buffer.home, path)
+                self._append(path, buffer)
             del self._buffers[scope]
-        if scope.file in self._files:
-            self._files[scope.file].rest()
+        if path in self._files:
+            self._files[path].rest()
 
     def _move(self, home: str, path: str) -> None:
         """Moves traces from an indexed file to FILE: settings changed before the count was used up."""
@@ -388,7 +398,7 @@ class TraceWriter:
         return self._files[path]
 
     def _look_for_room(self, path: str, nbytes: int) -> None:
-        """Raises OSError where the folder's files would take more than they may (rule 8)."""
+        """Raises OSError where the folder's files would take more than they may (rule 9)."""
         if self._folder and os.path.realpath(path).startswith(self._folder + os.sep):
             found = os.walk(self._folder)
             used = sum(_size(os.path.join(place, name)) for place, _, names in found for name in names)
