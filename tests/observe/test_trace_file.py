@@ -140,6 +140,22 @@ def test_the_number_of_a_file_that_others_append_to_is_left_out(writer: TraceWri
     assert ids(tmp_path / "t.0") == [0, 2] and [ids(tmp_path / f"t.{i}") for i in (1, 2)] == [[1], [3]]
 
 
+def test_many_scopes_together_do_not_wait_in_memory(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "HELD_BYTES", 5000)
+    scopes = [scope(tmp_path / f"t{i}", 100) for i in range(10)]
+    for number, own in enumerate(scopes * 2):
+        writer.put(own, [Part(number, 600)])
+    writer.settle()
+    written = sum(len(ids(path)) for path in tmp_path.glob("t*.0"))
+    assert len(scopes) <= written <= 2 * len(scopes)
+    for own in scopes:
+        writer.flush(own, False)
+    writer.settle()
+    assert [ids(tmp_path / f"t{i}.0") for i in range(10)] == [[i, i + 10] for i in range(10)]
+
+
 @pytest.mark.parametrize("frequency", [0, 6])
 def test_large_amounts_do_not_wait_in_memory(
     writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frequency: int

@@ -13,7 +13,8 @@ Rules:
  2. log_frequency N > 0: every N traces become `FILE.INDEX`. log_frequency 0: traces are appended to the array in
     FILE within GATHER_SECONDS. Those of a scope with a trace_count are appended to the next `FILE.INDEX`, where
     they belong once the count is used up; if settings change before that, they are moved to FILE.
- 3. With log_frequency N, text above SPILL_BYTES is written without waiting for the Nth trace.
+ 3. With log_frequency N, text above SPILL_BYTES is written without waiting for the Nth trace; so is that of all scopes, of which
+    there may be thousands, once it is above HELD_BYTES together.
  4. The index of files goes on over changes of settings; setting trace_file resets it. An index whose file another scope
     still appends to is skipped.
  5. When more than QUEUE_BYTES wait, further traces are dropped and counted; requests are never delayed.
@@ -50,6 +51,7 @@ GATHER_SECONDS = 0.25
 APART_SECONDS = 0.002  # between two looks for traces with tensors
 SPILL_BYTES = 16 << 20
 QUEUE_BYTES = 64 << 20
+HELD_BYTES = 64 << 20
 FREE_BLOCKS = 4
 UNLIMITED = 1 << 62
 JOIN_BYTES = 32768  # texts of a trace up to this size are one piece
@@ -134,6 +136,7 @@ class TraceWriter:
         self._failed = False
         # used by the thread only
         self._buffers: dict[Scope, _Buffer] = {}
+        self._held_bytes = 0  # in the buffers together
         self._index: dict[str, int] = {}
         self._files: dict[str, ArrayFile] = {}
         self._swept: set[str] = set()
@@ -296,6 +299,7 @@ class TraceWriter:
     def _fail(self, error: OSError) -> None:
         self._dropped += sum(buffer.waiting for buffer in self._buffers.values())
         self._buffers.clear()
+        self._held_bytes = 0
         if not self._failed:
             self._failed = True
             log.error(
@@ -331,12 +335,21 @@ class TraceWriter:
                 sweep(buffer.file)
         buffer.pieces.append(piece)
         buffer.nbytes += nbytes
+        self._held_bytes += nbytes
         buffer.waiting += count
         buffer.traces += count
         if scope.frequency and buffer.traces >= scope.frequency:
             self._flush(scope, True)
         elif buffer.nbytes > SPILL_BYTES:
             self._append(self._home(scope, buffer), buffer)
+        if self._held_bytes > HELD_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Writes all that waits (rule 3)."""
+        for scope, buffer in list(self._buffers.items()):
+            if buffer.pieces:
+                self._append(self._home(scope, buffer), buffer)
 
     def _grow(self) -> None:
         """Writes traces that wait without a log_frequency (rule 2)."""
@@ -423,4 +436,5 @@ class TraceWriter:
                     piece.clear()
                     self._free.append(piece)
             buffer.pieces = []
+            self._held_bytes -= buffer.nbytes
             buffer.nbytes = buffer.waiting = 0
