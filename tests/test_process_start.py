@@ -1,4 +1,4 @@
-"""Signals that come while the program is imported."""
+"""What a process meets at its start: signals that come while the program is imported, streams that are closed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ def test_a_signal_during_the_start_ends_it_quietly(tmp_path: Path, number: int, 
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_streams_that_are_closed_lead_nowhere(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """Their numbers are nobody else's, and what is printed is no error."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "t").write_text('[{"model_name":"m","id":1}]')
+    told = tmp_path / "told"
+    hook = f"""
+import atexit, os
+atexit.register(lambda: open({str(told)!r}, "w").write(" ".join(os.readlink(f"/proc/self/fd/{{n}}") for n in {closed})))
+"""
+    (tmp_path / "hook/sitecustomize.py").write_text(hook)
+    command = [sys.executable, "-m", "neptrio", "trace", "export", str(tmp_path / "t")]
+    shell = 'exec "$@" ' + " ".join(f"{number}{'>' if number else '<'}&-" for number in closed)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")])
+    }
+    assert subprocess.run(["sh", "-c", shell, "sh", *command], env=env).returncode == 0
+    assert told.read_text().split() == ["/dev/null"] * len(closed)
 
 
 def test_the_command_begins_there() -> None:

@@ -3,6 +3,7 @@ from neptrio import process_start
 
 def main() -> int:
     """The program, as a command and as `python -m neptrio`."""
+    process_start.open_streams()
     process_start.end_at_signals()
     from neptrio import cli
 

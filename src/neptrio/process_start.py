@@ -1,4 +1,4 @@
-"""The start of a process that is to serve: a signal ends it at once and without a word.
+"""The start of a process that is to serve: a signal ends it at once and without a word, and it has the three streams.
 
 The problem: importing takes the better part of a second. Python's own SIGINT raises KeyboardInterrupt meanwhile, wherever an
 import is; the user sees a traceback of files that are not his, and compiled modules, whose start cannot be left half way, fail
@@ -10,12 +10,15 @@ Rules:
     signals itself (server_process.py).
  3. A command that does not serve has Python's usual signals once its module is imported: it may have something to clean up.
  4. What a process was told to ignore stays ignored.
+ 5. A process that was started without one of its streams (`neptrio >&-`) has one that leads nowhere. Otherwise its number would
+    go to the next file or socket, and what a library writes to standard error into a client's connection.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
@@ -23,6 +26,18 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+def open_streams() -> None:
+    """Opens those streams of this process that are closed (rule 5)."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.set_inheritable(number, True)
+            stream = open(number, "w" if number else "r", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _end(number: int, _frame: object) -> None:
