@@ -26,9 +26,15 @@ class HttpClient:
     """
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{url}' is no HTTP address: expected HOST:PORT or http://HOST:PORT")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError
+            http.client.HTTPConnection(
+                parts.hostname, parts.port
+            )  # connects later, and refuses what is no host
+        except (ValueError, http.client.InvalidURL):
+            raise ValueError(f"'{url}' is no HTTP address: expected HOST:PORT or http://HOST:PORT") from None
         self._parts = parts
         self._timeout = timeout
         self._local = threading.local()
@@ -64,10 +70,23 @@ class HttpClient:
         if answer.status != 200:
             try:
                 message = str(json.loads(content)["error"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 message = content[:200].decode(errors="replace")
             raise InferenceError(message or f"HTTP status {answer.status}", answer.status)
         return content, answer.getheader(HEADER, "")
+
+    def json(self, method: str, path: str) -> dict[str, Any]:
+        """The JSON object of an answer. Raises as call() does, and InferenceError for an answer that is none."""
+        content, _ = self.call(method, path)
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise InferenceError(
+                f"{self._parts.netloc} answered with no JSON object: is this the HTTP port of an inference server?"
+            )
+        return found
 
     def infer(
         self,

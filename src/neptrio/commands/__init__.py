@@ -62,9 +62,18 @@ def run(name: str, argv: list[str]) -> int:
             status = int(module.run(options) or 0)
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has seen enough, as in `neptrio trace | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail
+        _write_no_more()
         return ENOUGH
+    except OSError as error:  # what a command reads it answers for itself, so this is its output
+        _write_no_more()
+        print(f"error: {terminal.shown(str(error))}", file=sys.stderr)
+        return 1
     return status
+
+
+def _write_no_more() -> None:
+    """Lets what is not written go, or the flush at exit would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def summary() -> str:

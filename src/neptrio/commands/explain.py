@@ -8,22 +8,22 @@ measured. With --memory the traffic of trace files is played against budgets.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
+from neptrio.client.client import InferenceError
+from neptrio.client.connection import ConnectionLost
+from neptrio.client.http import HttpClient
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.backend import LoadContext
 from neptrio.execution.model_host import ModelHost
-from neptrio.flags import authorization
 from neptrio.limits import shown
 from neptrio.repository import scan
 from neptrio.repository.putting_away import size_text
@@ -219,29 +219,24 @@ def _plan(order: list[str], sizes: dict[str, memory_plan.Size], seconds: float) 
     yield f"--model-memory-budget={-(-best.budget // (1 << 20))}MiB is enough for this traffic; leave a tenth for what overlaps."
 
 
-def _get(url: str) -> urllib.request.Request:
-    return urllib.request.Request(url, headers=authorization())
-
-
 def _ask(url: str, name: str) -> tuple[Any, dict[str, Any]]:
-    base = f"{url if '://' in url else f'http://{url}'}/v2/models/{quote(name, safe='')}"
+    """The configuration of a server's model, and how its batches were closed. Raises InvalidArgument."""
+    path = f"/v2/models/{quote(name, safe='')}"
     try:
-        with urllib.request.urlopen(_get(f"{base}/config"), timeout=10) as answer:
-            config = model_config.parse_json(answer.read(), f"{base}/config")
-        with urllib.request.urlopen(_get(f"{base}/stats?live=true"), timeout=10) as answer:
-            stats = json.loads(answer.read())["model_stats"][-1]
-    except urllib.error.HTTPError as error:
-        with error:
-            text = error.read().decode(errors="replace")
+        with closing(HttpClient(url, 10)) as client:
+            config = model_config.parse_json(client.call("GET", f"{path}/config")[0], f"{url}{path}/config")
+            batches = client.json("GET", f"{path}/stats?live=true")["model_stats"][-1].get("batches", {})
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    except InferenceError as error:
+        raise InvalidArgument(f"{url} says: {error}") from None
+    except ConnectionLost as error:
         raise InvalidArgument(
-            f"{url} says: {json.loads(text)['error'] if text[:1] == '{' else text}"
+            f"no answer from a server at {error} (--url=HOST:PORT names another, --model-repository=DIR asks none)"
         ) from None
-    except urllib.error.URLError as error:
-        raise InvalidArgument(
-            f"no answer from a server at {url}: {error.reason} (--url=HOST:PORT names another, "
-            "--model-repository=DIR asks none)"
-        ) from None
-    return config, stats.get("batches", {})
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise InvalidArgument(f"{url} answered without statistics: is this the server's HTTP port?") from None
+    return config, batches
 
 
 def _so_far(batches: dict[str, Any]) -> list[str]:

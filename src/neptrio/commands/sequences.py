@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import Request, urlopen
 
-from neptrio.flags import authorization
+from neptrio.client.client import InferenceError
+from neptrio.client.connection import ConnectionLost
+from neptrio.client.http import HttpClient
 
 HELP = "list a model's live sequences, or end one"
 COLUMNS = ("id", "state", "instance", "slot", "age", "idle", "queued", "executing")
@@ -81,27 +82,29 @@ def run(options: argparse.Namespace) -> int:
         path += f"/{quote(options.end, safe='')}/end"
         query = {key: value for key, value in (("type", options.type), ("token", options.token)) if value}
         path += f"?{urlencode(query)}" if query else ""
-    base = options.url if "://" in options.url else f"http://{options.url}"
-    method = "GET" if options.end is None else "POST"
-    request = Request(f"{base}{path}", method=method, headers=authorization())
     try:
-        with urlopen(request, timeout=30) as reply:
-            answer = json.load(reply)
-    except HTTPError as error:
-        with error:
-            try:
-                text = json.load(error)["error"]
-            except (ValueError, KeyError, TypeError):
-                text = str(error)
-        print(f"error: {text}", file=sys.stderr)
+        with closing(HttpClient(options.url, 30)) as client:
+            answer = client.json("GET" if options.end is None else "POST", path)
+    except (InferenceError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
-    except (URLError, OSError) as error:
-        print(f"error: cannot reach {options.url}: {getattr(error, 'reason', error)}", file=sys.stderr)
+    except ConnectionLost as error:
+        print(f"error: cannot reach {error}", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps(answer, indent=2))
-    elif options.end is not None:
-        print(f"ended {json.dumps(answer['id'])}, {answer['requests_left']} accepted requests still run")
-    else:
-        print(table(answer))
+        return 0
+    try:
+        text = _ended(answer) if options.end is not None else table(answer)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        print(
+            f"error: {options.url} answered without sequences: is this the server's HTTP port?",
+            file=sys.stderr,
+        )
+        return 1
+    print(text)
     return 0
+
+
+def _ended(answer: dict[str, Any]) -> str:
+    return f"ended {json.dumps(answer['id'])}, {answer['requests_left']} accepted requests still run"

@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from neptrio import terminal
 from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
 HELP = "watch a server's models in the terminal"
+LONGEST_INTERVAL = 1e6  # seconds; sleep() takes no number of them
 QUERY = "?percentiles=50,99&histograms=true&live=true"
 
 
@@ -38,8 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs until q, Ctrl-C or (with --once) one interval has passed; 1 when the server cannot be asked."""
-    if not options.interval > 0:
-        print(f"error: --interval must be above 0, got {options.interval:g}", file=sys.stderr)
+    if not 0 < options.interval <= LONGEST_INTERVAL:
+        print(
+            f"error: --interval must be above 0 and at most {LONGEST_INTERVAL:g}, got {options.interval:g}",
+            file=sys.stderr,
+        )
         return 2
     try:
         with closing(Server(options.url, options.model)) as server:
@@ -64,17 +68,24 @@ class Server:
     """Reads a server's statistics over one HTTP connection, which is opened again after it was lost."""
 
     def __init__(self, url: str, model: str) -> None:
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        if parts.scheme not in ("", "http", "https") or not parts.hostname:
-            raise ServerError(f"'{url}' is not an address: expected host:port or http(s)://host:port")
-        secure = parts.scheme == "https"
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            if parts.scheme not in ("", "http", "https") or not parts.hostname:
+                raise ValueError
+            secure = parts.scheme == "https"
+            connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
+        except (ValueError, http.client.InvalidURL):
+            raise ServerError(
+                f"'{url}' is not an address: expected host:port or http(s)://host:port"
+            ) from None
         self._url = url
-        self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
         prefix = parts.path.rstrip("/")
         self._only = bool(model)
         self._index = prefix + "/v2/repository/index"
-        self._path = prefix + (f"/v2/models/{model}/stats" if model else "/v2/models/stats") + QUERY
+        self._path = (
+            prefix + (f"/v2/models/{quote(model, safe='')}/stats" if model else "/v2/models/stats") + QUERY
+        )
 
     def _down(self) -> list[dict[str, str]]:
         """The rows of the repository index that are not ready; [] where the server does not say."""
@@ -89,7 +100,7 @@ class Server:
                 for row in rows
                 if row.get("state", "READY") != "READY" and not _rests(row.get("reason", ""))
             ]
-        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError):
+        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError, RecursionError):
             self._connection.close()
             return []
 
@@ -111,7 +122,9 @@ class Server:
             document: Mapping[str, Any] = json.loads(body)
             if response.status != 200:
                 raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
-            models = {(m["name"], m.get("version", "")): m for m in document["model_stats"]}
+            models = {
+                (m["name"], m.get("version", "")): m for m in document["model_stats"] if m["inference_stats"]
+            }
             return Sample(
                 taken,
                 models,
@@ -120,7 +133,7 @@ class Server:
                 self._down(),
                 document.get("on_demand"),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ServerError(
                 f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "
                 "inference server?"

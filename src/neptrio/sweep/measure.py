@@ -7,7 +7,6 @@ nothing of it is changed.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -59,6 +58,10 @@ class Target:
         try:
             self.metadata: dict[str, Any] = self._get(self._path)
             self.config: dict[str, Any] = self._get(f"{self._path}/config")
+            if not isinstance(self.metadata.get("inputs"), list):
+                raise InferenceError(
+                    f"{url} answered without the inputs of '{name}': is this an inference server?"
+                )
         except BaseException:
             self.close()
             raise
@@ -69,7 +72,7 @@ class Target:
         self.decoupled = bool(self.config.get("model_transaction_policy", {}).get("decoupled"))
 
     def _get(self, path: str) -> Any:
-        return json.loads(self._http.call("GET", path)[0])
+        return self._http.json("GET", path)
 
     def close(self) -> None:
         """Closes the connections."""

@@ -66,10 +66,12 @@ def grouped(source: IO[str], warn: Callable[[str], None]) -> Iterator[list[Trace
         if root is None:
             early.setdefault(trace.parent, []).append(trace)
             return
-        root_of[trace.id] = root
-        groups.setdefault(root, []).append(trace)
-        for child in early.pop(trace.id, ()):
-            place(child)
+        left = [trace]
+        while left:  # those below it that came before it, however deep they lie
+            one = left.pop()
+            root_of[one.id] = root
+            groups.setdefault(root, []).append(one)
+            left += early.pop(one.id, ())
 
     def take(root: int) -> list[Trace]:
         parts = groups.pop(root)

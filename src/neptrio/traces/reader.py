@@ -25,6 +25,7 @@ CHUNK = 1 << 20
 LONGEST_TOKEN = 16
 FLOW_IDS = 1000  # how many of the first traces keep their tensors, for the first request's data flow
 FLOW_LETTERS = 32 << 20  # and how many letters of tensor data they keep in all
+LATEST = (1 << 63) - 1  # nanoseconds that a file can tell
 PROSE = {"REQUEST_HANDLER_START": "REQUEST_START", "REQUEST_HANDLER_END": "REQUEST_END"}
 
 
@@ -54,6 +55,11 @@ def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, 
             if at >= len(text):
                 raise ValueError
             item, end = decoder.raw_decode(text, at)
+        except RecursionError:
+            warn(
+                f"what begins with {_begin(text[at:])} is nested too deeply; what follows covers the objects before that"
+            )
+            break
         except ValueError as error:
             if _is_damage(error, text):
                 warn(f"it is damaged at {_begin(text[at:])}; what follows covers the objects before that")
@@ -120,7 +126,10 @@ class Trace:
         self.error = str(item.get("error", self.error))
         self.parameters = dict(item.get("parameters", self.parameters))
         for stamp in item.get("timestamps", ()):
-            self.times.append((int(stamp["ns"]), canonical(str(stamp["name"]))))
+            ns = int(stamp["ns"])
+            if not 0 <= ns <= LATEST:
+                raise ValueError(f"{ns} is no time")
+            self.times.append((ns, canonical(str(stamp["name"]))))
         if tensors and "tensor" in item:
             self.tensors.append((str(item.get("activity", "")), dict(item["tensor"])))
             self.responses.append(int(item.get("response", 0)))
@@ -164,7 +173,7 @@ def merged(
             if keep and "tensor" in item:
                 letters += len(str(item["tensor"].get("data", "")))
             trace.add(item, keep)
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
             warn(f"an object of trace {trace.id} is not understood and left out")
         if len(open_traces) > window:
             yield open_traces.popitem(last=False)[1]

@@ -19,7 +19,6 @@ Rules:
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -134,15 +133,15 @@ def recorded(trace: Trace) -> Recorded:
 
 def in_order(source: IO[str], warn: Callable[[str], None], models: frozenset[str]) -> Iterator[Trace]:
     """The clients' requests of a file in the order of their ids; only those of `models` unless it is empty."""
-    waiting: list[tuple[int, Trace]] = []
-    for trace in merged(source, warn, REORDER, 1 << 62):
+    waiting: list[tuple[int, int, Trace]] = []  # the second, because an id may come twice
+    for number, trace in enumerate(merged(source, warn, REORDER, 1 << 62)):
         if trace.parent or (models and trace.model not in models):
             continue
-        heapq.heappush(waiting, (trace.id, trace))
+        heapq.heappush(waiting, (trace.id, number, trace))
         if len(waiting) > REORDER:
-            yield heapq.heappop(waiting)[1]
+            yield heapq.heappop(waiting)[2]
     while waiting:
-        yield heapq.heappop(waiting)[1]
+        yield heapq.heappop(waiting)[2]
 
 
 # ------------------------------------------------------------ the server
@@ -203,8 +202,8 @@ class HttpTarget:
         from urllib.parse import quote
 
         path = f"/v2/models/{quote(model, safe='')}/config"
-        body, _ = await threads.run(lambda: self._client.call("GET", path), limiter=self._limit)
-        return bool(json.loads(body).get("model_transaction_policy", {}).get("decoupled"))
+        config = await threads.run(lambda: self._client.json("GET", path), limiter=self._limit)
+        return bool((config.get("model_transaction_policy") or {}).get("decoupled"))
 
     async def infer(self, request: Recorded, version: str, decoupled: bool) -> list[Result]:
         if decoupled:
@@ -228,7 +227,7 @@ async def connected(protocol: str, url: str, concurrency: int) -> AsyncIterator[
     http = HttpClient(url)
     try:
         target = HttpTarget(http, trio.CapacityLimiter(concurrency))
-        await threads.run(lambda: http.call("GET", "/v2"))
+        await threads.run(lambda: http.json("GET", "/v2"))
         yield target
     finally:
         http.close()

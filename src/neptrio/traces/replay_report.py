@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import trio
 
+from neptrio.client.client import InferenceError
 from neptrio.client.connection import ConnectionLost
 from neptrio.traces.replay import Outcome, Plan, Replay, connected
 
@@ -103,7 +104,7 @@ def replay(options: argparse.Namespace, warn: Callable[[str, str], None]) -> int
     problems: list[BaseException] = []
     try:
         trio.run(run)
-    except* (ConnectionLost, OSError, ValueError) as group:
+    except* (ConnectionLost, InferenceError, OSError, ValueError) as group:
         problems.append(group)
     if not problems:
         return report.finish()

@@ -155,11 +155,19 @@ class Summary:
                 if len(self._orphans) > PARENTS:
                     self.homeless += len(self._orphans.popitem(last=False)[1])
                 return
-            self._count(trace, *above)
+            self._count_all(trace, *above)
         else:
-            self._count(trace, trace.front, ())
+            self._count_all(trace, trace.front, ())
 
-    def _count(self, trace: Trace, front: str, above: tuple[str, ...]) -> None:
+    def _count_all(self, trace: Trace, front: str, above: tuple[str, ...]) -> None:
+        """Counts a trace and those below it that came before it, however deep they lie."""
+        left = [(trace, above)]
+        while left:
+            one, place = left.pop()
+            path = self._count(one, front, place)
+            left += [(child, path) for child in self._orphans.pop(one.id, ())]
+
+    def _count(self, trace: Trace, front: str, above: tuple[str, ...]) -> tuple[str, ...]:
         path = (*above, f"{trace.model} ({trace.version})")
         self._places[trace.id] = front, path
         if len(self._places) > PARENTS:
@@ -187,8 +195,7 @@ class Summary:
                 row = (total, trace.id, f"{trace.model} ({trace.version})", found)
                 push = heapq.heappush if len(self._slowest) < SLOWEST else heapq.heappushpop
                 push(self._slowest, row)
-        for child in self._orphans.pop(trace.id, ()):
-            self._count(child, front, path)
+        return path
 
     def lines(self) -> Iterator[str]:
         """The lines of the report: HTTP first, then gRPC, models by name."""
