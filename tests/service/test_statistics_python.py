@@ -3,6 +3,7 @@ memory, custom metrics."""
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -375,6 +376,44 @@ def test_memory_that_a_process_tells_of(tmp_path: Path) -> None:
             (row["type"], row["id"]): row["byte_size"] for row in stats(server, "holding")["memory_usage"]
         }
         assert rows.pop(("CPU", 0)) > 0 and rows == {("GPU", 1): 2 << 40, ("CPU_PINNED", 0): 10}
+
+
+GROWING = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.holds_memory([("GPU", 1, 7)])
+        threading.Thread(target=self.grow, daemon=True).start()
+
+    def grow(self):
+        with open(FIFO) as told:
+            told.read()
+        pb_utils.holds_memory([("GPU", 1, 9)])
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.slow
+def test_the_page_follows_what_a_model_holds_while_nobody_asks_it(tmp_path: Path) -> None:
+    fifo = tmp_path / "grow"
+    os.mkfifo(fifo)
+    isolated(tmp_path / "models", "growing", GROWING.replace("FIFO", repr(str(fifo))), config())
+    labels = {"model": "growing", "version": "1", "type": "GPU", "id": "1"}
+    with ServerProcess(tmp_path / "models") as server:
+
+        def told() -> int:
+            return next(
+                row["byte_size"] for row in stats(server, "growing")["memory_usage"] if row["type"] == "GPU"
+            )
+
+        assert told() == value(scrape(server), "neptrio_model_memory_bytes", **labels) == 7
+        fifo.write_text("now")
+        until(lambda: told() == 9, "it is told of")
+        assert value(scrape(server), "neptrio_model_memory_bytes", **labels) == 9
 
 
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ class ModelFamilies:
         texts = label_texts(model)
         counters = model.counters
         pending = live(model).pending if model.inflight else 0
-        of = (counters.changes, pending, model.load_duration_secs, self._config, self._detail)
+        memory, loaded = counters.memory_usage, model.load_duration_secs
+        of = (counters.changes, memory, pending, loaded, self._config, self._detail)
         if counters.summaries is not None:  # what they show changes with time alone
             self._add_nv(model, texts, pending)
         else:
