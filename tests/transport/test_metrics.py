@@ -319,6 +319,13 @@ FIRST = "nv_inference_first_response_histogram_ms"
             control("nv_no_such_histogram", "histogram_options { buckets: [ 1 ] }"),
             f"unknown metric family 'nv_no_such_histogram', the one that can be configured is '{FIRST}'",
         ),
+        *(
+            (
+                f'metric_tags {{ key: "{name}" value: "x" }}',
+                f"a tag's name consists of ASCII letters, digits and '_', got '{name}'",
+            )
+            for name in ("a-b", "a b", "ü", "a=")
+        ),
     ],
 )
 def test_metrics_of_a_model_that_cannot_be_configured(tmp_path: Path, metrics: str, reason: str) -> None:
@@ -328,7 +335,8 @@ def test_metrics_of_a_model_that_cannot_be_configured(tmp_path: Path, metrics: s
         log = server.log()
         with httpclient.InferenceServerClient(server.http) as client:
             (row,) = client.get_model_repository_index()
-    assert "config.pbtxt:1: model_metrics.metric_control[0]" in row["reason"]
+    where = "model_metrics.metric_control[0]" if metrics.startswith("model_metrics") else "metric_tags"
+    assert f"config.pbtxt:1: {where}" in row["reason"]
     assert f"{reason} (model 'm')" in row["reason"]
     assert "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument:" in log
 

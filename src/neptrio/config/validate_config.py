@@ -7,6 +7,7 @@ the fields. Loading stops at the first one, `neptrio check` shows all. Source: d
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from neptrio.observe.metrics_config import FIRST_RESPONSE
 
 SIZES_OF_FORMAT = 3  # FORMAT_NHWC and FORMAT_NCHW are images
 DELAY = 1  # inference.ModelQueuePolicy.TimeoutAction
+TAG = re.compile(r"[A-Za-z0-9_]*")  # behind the "_" of its label
 LONGEST_NAME = 255  # bytes; no file system in common use allows longer names
 
 # A value above one of these is a mistake or an attack: loading would run out of memory or threads.
@@ -75,6 +77,7 @@ def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem
     _sizes(c)
     _warmup(c)
     _files(c)
+    _metric_tags(c)
     _model_metrics(c)
     _own_parameters(c)
     _unsupported(c)
@@ -436,6 +439,12 @@ def _files(c: _Check) -> None:
     for path, name, folder in named:
         if name and not inside(name):
             c.fail(path, f"'{name}' must stay within {folder}")
+
+
+def _metric_tags(c: _Check) -> None:
+    for tag in c.config.metric_tags:
+        if not TAG.fullmatch(tag):  # Prometheus reads nothing of a page with one label that it cannot read
+            c.fail(("metric_tags",), f"a tag's name consists of ASCII letters, digits and '_', got {tag!r}")
 
 
 def _model_metrics(c: _Check) -> None:
