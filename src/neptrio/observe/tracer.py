@@ -9,6 +9,7 @@ Rules:
  4. A replaced scope finishes the traces it has begun, then it is flushed. A scope whose count is used up is
     flushed to an indexed file when its last trace is finished.
  5. When files cannot be written, tracing stops until settings are updated; one error is logged.
+ 6. What waits for the disk of traces takes none of the threads that others wait for: at most DISK_THREADS of it at once.
 Everything here runs on the trio thread; the writers of files and spans have threads of their own.
 """
 
@@ -37,6 +38,7 @@ from neptrio.request.infer_request import InferRequest
 log = logging.getLogger("neptrio.trace")
 PARAMETER = "neptrio_trace"  # the parameter by which a request asks for a trace; the header is neptrio-trace
 CLOSE_SECONDS = 5.0
+DISK_THREADS = 4
 
 
 class _Failed(WorkItem):
@@ -62,6 +64,7 @@ class Tracer(Sampler):
         self.may_force = options.allow_forced
         self._by_header = options.allow_forced and options.forced_by_header
         self.recent = Recent()
+        self.disk = trio.CapacityLimiter(DISK_THREADS)
         self.writer: Any
         if self.options is None:
             self.writer = TraceWriter(
@@ -141,7 +144,7 @@ class Tracer(Sampler):
         if "trace_file" in changes:
             self.writer.reset(self.table.scope(model).file)
         self.activate()
-        await threads.run(self.writer.settle, abandon_on_cancel=True)
+        await threads.run(self.writer.settle, abandon_on_cancel=True, limiter=self.disk)
         self.disabled = False  # new settings may work even if the old ones' files could not be written
         self.activate()
 

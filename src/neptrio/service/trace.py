@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.limits import shown
+from neptrio.loop import threads
 from neptrio.observe.trace_file import TraceWriterStatistics
 from neptrio.observe.trace_options import DIRECTORY, directory, make_directory
 from neptrio.observe.trace_settings import NO_TENSORS, check_file, parse_changes, reply
@@ -56,13 +57,17 @@ class TraceService:
         changes = parse_changes(given, protocol, self._tracer.table.mode)
         file = changes.get("trace_file")
         if file is not None:
-            check_file(file, self._folder, True)
-            make_directory(self._folder)
+            # a look at the folder takes as long as its disk does
+            await threads.run(self._prepare, file, abandon_on_cancel=True, limiter=self._tracer.disk)
             changes["trace_file"] = os.path.join(self._folder, file)
         if changes:
             await self._tracer.update(changes, model)
             self._tell_of_tensors(changes.get("trace_level"))
         return self.settings(model)
+
+    def _prepare(self, file: str) -> None:
+        check_file(file, self._folder, True)
+        make_directory(self._folder)
 
     def recent(self, query: str = "") -> Iterator[bytes]:
         """The trace objects of the requests that finished last, oldest first (our extension): the JSON of a trace at a
