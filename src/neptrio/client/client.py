@@ -255,7 +255,11 @@ class Client:
         """Any unary call, from serialized request to serialized response. Raises InferenceError, ConnectionLost."""
         call = await self._connection.call(method)
         try:
-            await call.send(request, True)
+            try:
+                await call.send(request, True)
+            except ConnectionLost:
+                if call.status is None:  # else it was answered before it was sent
+                    raise
             raw = await call.receive()
             if raw is not None:
                 await call.receive()

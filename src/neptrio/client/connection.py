@@ -3,7 +3,12 @@
 Rules:
  1. One task reads the socket; calls write under a lock, so frames of one call leave in order.
  2. When the connection is gone, every call that is open and every new one raises ConnectionLost.
- 3. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
+ 3. Who is cancelled while it sends leaves the connection as it was for the others: what is left of a frame goes before
+    the next one, and a call of which a part of a message was sent is reset.
+ 4. A call begins when the server has said how many there may be at once, and waits while there are as many.
+ 5. A server that is shutting down (GOAWAY) gets no new calls, and still answers those that it has taken. h2 would end the
+    connection at once, so it never sees that frame.
+ 6. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
     not stop the others. Its messages stay in memory.
 """
 
@@ -23,6 +28,8 @@ import trio
 SERVICE = "/inference.GRPCInferenceService/"
 RECEIVE_BYTES = 256 << 10
 WINDOW = 16 << 20
+FRAME_HEAD = 9  # bytes
+GOAWAY = 7  # the type of that frame
 
 
 class ConnectionLost(Exception):
@@ -104,7 +111,11 @@ class Connection:
         )
         self._calls: dict[int, Call] = {}
         self._lock = trio.Lock()
-        self._window = trio.Event()
+        self._received = bytearray()  # the beginning of a frame
+        self._going = False  # the server takes no new calls
+        self._unsent = bytearray()  # of frames that are made
+        self._settled = False  # the server's settings have come
+        self._changed = trio.Event()  # windows, settings, or calls under way; a new one each time
         self._lost = False
 
     async def start(self) -> None:
@@ -116,6 +127,11 @@ class Connection:
     async def call(self, method: str) -> Call:
         """Opens a call. Raises ConnectionLost."""
         self._check()
+        while not self._settled or (
+            self._h2.open_outbound_streams >= self._h2.remote_settings.max_concurrent_streams
+        ):
+            await self._changed.wait()
+            self._check()
         stream_id = self._h2.get_next_available_stream_id()
         call = self._calls[stream_id] = Call(self, stream_id)
         self._h2.send_headers(
@@ -130,35 +146,56 @@ class Connection:
             ],
         )
         self._h2.increment_flow_control_window(WINDOW, stream_id)
-        await self._flush()
+        try:
+            await self._flush()
+        except trio.Cancelled:
+            await self._give_up(stream_id)
+            raise
         return call
 
     def _check(self) -> None:
-        if self._lost:
+        if self._lost or self._going:
             raise ConnectionLost(self.reason)
 
     async def _flush(self) -> None:
         async with self._lock:
-            data = self._h2.data_to_send()
-            if data:
+            self._unsent += self._h2.data_to_send()
+            while self._unsent:
                 try:
-                    await self._stream.send_all(data)
-                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    # not send_all(), which does not say how much went when it is cancelled
+                    sent = await self._stream.socket.send(self._unsent)
+                except (OSError, trio.ClosedResourceError) as error:
                     self._lose(f"the connection to {self._authority} broke: {error}")
                     raise ConnectionLost(self.reason) from None
+                del self._unsent[:sent]
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def send(self, stream_id: int, data: bytes, end: bool) -> None:
         """Sends data of a call as fast as HTTP/2's flow control windows allow. Raises ConnectionLost."""
-        view = memoryview(data)
+        try:
+            await self._send(stream_id, memoryview(data), end)
+        except trio.Cancelled:
+            await self._give_up(stream_id)
+            raise
+
+    async def _give_up(self, stream_id: int) -> None:
+        """Resets a call whose task is cancelled, for a second at most."""
+        with trio.CancelScope(shield=True), trio.move_on_after(1):
+            await self.reset(stream_id)
+
+    async def _send(self, stream_id: int, view: memoryview, end: bool) -> None:
         try:
             while True:
-                self._check()
+                if self._lost:
+                    raise ConnectionLost(self.reason)
                 room = min(
                     self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size, len(view)
                 )
                 if len(view) and room <= 0:
-                    self._window = trio.Event()
-                    await self._window.wait()
+                    await self._changed.wait()
                     continue
                 last = room == len(view)
                 self._h2.send_data(stream_id, bytes(view[:room]), end_stream=end and last)
@@ -177,13 +214,14 @@ class Connection:
                 self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
             except h2.exceptions.ProtocolError:
                 return
+            self._tell()
             await self._flush()
 
     def _lose(self, reason: str) -> None:
         if not self._lost:
             self._lost = True
             self.reason = reason
-        self._window.set()
+        self._tell()
         for call in self._calls.values():
             call.close()
         self._calls.clear()
@@ -194,9 +232,9 @@ class Connection:
             while True:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
                 if not data:
-                    self._lose(f"{self._authority} closed the connection")
+                    self._lose(self.reason if self._going else f"{self._authority} closed the connection")
                     return
-                for event in self._h2.receive_data(data):
+                for event in self._h2.receive_data(self._for_h2(data)):
                     self._handle(event)
                 await self._flush()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h2.exceptions.ProtocolError) as error:
@@ -204,25 +242,56 @@ class Connection:
         except ConnectionLost:
             pass
 
+    def _for_h2(self, data: bytes) -> bytes:
+        """The whole frames that have come, without GOAWAY (rule 5)."""
+        self._received += data
+        kept, at = bytearray(), 0
+        while len(self._received) - at >= FRAME_HEAD:
+            size = int.from_bytes(self._received[at : at + 3], "big")
+            if size > self._h2.max_inbound_frame_size:  # which h2 is to refuse
+                kept += self._received[at:]
+                at = len(self._received)
+                break
+            end = at + FRAME_HEAD + size
+            if end > len(self._received):
+                break
+            frame = self._received[at:end]
+            at = end
+            if frame[3] == GOAWAY and size >= 8:
+                self._goes(
+                    int.from_bytes(frame[9:13], "big") & 0x7FFFFFFF, int.from_bytes(frame[13:17], "big")
+                )
+            else:
+                kept += frame
+        del self._received[:at]
+        return bytes(kept)
+
+    def _goes(self, last: int, code: int) -> None:
+        """The server takes no new calls, and has taken none behind the stream `last`."""
+        why = f" (HTTP/2 error {code})" if code else ""
+        self._going = True
+        self.reason = f"the server at {self._authority} is shutting down{why}"
+        for stream_id in [number for number in self._calls if number > last]:
+            self._calls.pop(stream_id).close()
+        self._tell()
+
     def _handle(self, event: Any) -> None:
-        if isinstance(event, h2.events.ConnectionTerminated):
-            self._window.set()
-            return
         call = self._calls.get(getattr(event, "stream_id", None) or 0)
         if isinstance(event, h2.events.DataReceived):
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             if call is not None:
                 call.on_data(event.data)
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
-            self._window.set()
+            self._settled = self._settled or isinstance(event, h2.events.RemoteSettingsChanged)
+            self._tell()
         elif call is None:
             return
         elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
             call.on_headers(event.headers)
         elif isinstance(event, h2.events.StreamEnded):
             self._calls.pop(event.stream_id).close()
-            self._window.set()
+            self._tell()
         elif isinstance(event, h2.events.StreamReset):
             call.status, call.message = 1, f"the server reset the call (HTTP/2 error {event.error_code})"
             self._calls.pop(event.stream_id).close()
-            self._window.set()
+            self._tell()
