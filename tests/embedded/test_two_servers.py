@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpc_client
+from opentelemetry import trace
 
 import neptrio
 from tests.backends.python.models import config, python_model
+from tests.support.collector import Collector
 from tests.support.http import Http1
 
 Whole = npt.NDArray[np.int32]
@@ -137,3 +139,39 @@ def test_a_models_thread_reaches_its_own_server_or_none(tmp_path: Path) -> None:
             assert (
                 b"several run in this process; start the thread with contextvars.copy_context().run" in answer
             )
+
+
+def traced(collector: Collector, region: str) -> neptrio.Server:
+    """A server whose function makes a span of its own."""
+    flags = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={collector.url}")
+    server = neptrio.Server(trace_config=(*flags, f"opentelemetry,resource=region={region}"))
+
+    @server.function
+    def same(x: Whole) -> Whole:
+        with trace.get_tracer("model").start_as_current_span("outer"):
+            trace.get_tracer("model").start_span("inner").end()
+        return x
+
+    return server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [True, False])
+def test_spans_of_models_go_to_their_own_servers_collector(at_once: bool) -> None:
+    def ask(server: neptrio.RunningServer) -> None:
+        server.model("same").infer({"x": np.zeros(4, np.int32)})
+
+    with Collector() as first, Collector() as second:
+        with traced(first, "here").running() as one:
+            if at_once:
+                with traced(second, "there").running() as other:
+                    ask(one)
+                    ask(other)
+            ask(one)
+        if not at_once:
+            with traced(second, "there").running() as other:
+                ask(other)
+        for collector, region, times in ((first, "here", 1 + at_once), (second, "there", 1)):
+            names = ["InferRequest", "compute", "inner", "outer", "same"]
+            assert sorted(span.name for span in collector.spans) == sorted(names * times)
+            assert {resource["region"] for resource in collector.resources} == {region}

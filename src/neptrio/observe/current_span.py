@@ -31,7 +31,8 @@ def enter(requests: list[InferRequest]) -> Any:
 
     first = traced[0]
     if first.span is None:
-        first.span = _live_span()(span_context(first.group, first.span_id))
+        context_of_span = span_context(first.group, first.span_id)
+        first.span = _live_span()(context_of_span, first.group.scope.writer)
     for other in traced[1:]:
         first.span.add_link(span_context(other.group, other.span_id))
     return context.attach(set_span_in_context(first.span))
@@ -77,8 +78,9 @@ def _make_class() -> Any:
     class LiveSpan(Span):
         """A span that has not ended. Any thread."""
 
-        def __init__(self, context: Any) -> None:
+        def __init__(self, context: Any, writer: Any) -> None:
             self._context = context
+            self.writer = writer  # of the spans that the model makes below it (observe.model_spans)
             self.name = ""
             self.attributes = BoundedAttributes(maxlen=128, immutable=False)
             self.events: list[Any] = []

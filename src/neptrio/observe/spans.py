@@ -46,11 +46,12 @@ try:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    from neptrio.observe import model_spans
 except ImportError as error:
     raise Unavailable(
         "trace mode opentelemetry needs packages that are not installed; install them with "
@@ -152,18 +153,6 @@ class Places:
             return spans <= free
 
 
-class ModelSpans(SpanProcessor):
-    """Passes on the spans that models make under ours, as far as there are places (rule 3)."""
-
-    def __init__(self, processor: BatchSpanProcessor, places: Places) -> None:
-        self._processor = processor
-        self._places = places
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if self._places.take(1):
-            self._processor.on_end(span)
-
-
 class SpanWriter:
     """Turns finished traces into spans. Methods are called on the trio thread and do not block, except settle() and
     close()."""
@@ -186,13 +175,9 @@ class SpanWriter:
         self._places = Places(self._exporter, options.max_queue_size)
         self._thread: threading.Thread | None = threads.start(self._run, name="span-writer")
         current_span.active = True
-        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            # Spans that models make under ours are exported the same way; those without a parent are not.
-            provider = TracerProvider(
-                sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
-            )
-            provider.add_span_processor(ModelSpans(self._processor, self._places))
-            trace.set_tracer_provider(provider)
+        self._of_models = model_spans.of_process()
+        if self._of_models is not None:
+            self._of_models.open(self)
 
     def statistics(self) -> TraceWriterStatistics:
         """Counts of traces so far; `written` are those that the collector accepted."""
@@ -206,6 +191,11 @@ class SpanWriter:
         else:
             self._put += 1
             self._queue.put(parts)
+
+    def take(self, span: ReadableSpan) -> None:
+        """Exports a span that a model has made under ours, as far as there are places (rule 3). Any thread."""
+        if self._places.take(1):
+            self._processor.on_end(self._of_this_server(span))
 
     def flush(self, scope: Any, indexed: bool) -> None:
         """Does nothing: the processor decides when spans are sent."""
@@ -223,6 +213,8 @@ class SpanWriter:
     def close(self) -> None:
         """Sends the spans that wait, for a few seconds at most."""
         if self._thread is not None:
+            if self._of_models is not None:
+                self._of_models.close(self)
             self._queue.put(None)
             self._thread.join()
             self._thread = None
@@ -300,6 +292,13 @@ class SpanWriter:
                 )
             made += spans
         return made
+
+    def _of_this_server(self, span: ReadableSpan) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name, context=span.get_span_context(), parent=span.parent, resource=self._resource,
+            attributes=span.attributes, events=span.events, links=span.links, kind=span.kind, status=span.status,
+            start_time=span.start_time, end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
+        )  # fmt: skip
 
     def _reported(
         self, part: Any, context: Any, end: int, offset: int

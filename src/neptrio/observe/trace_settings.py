@@ -58,8 +58,10 @@ TRACES = re.compile(rb'\s*\[\s*(\]|\{\s*"(model_name|id)")')  # the beginning of
 class Scope(Sampling):
     """Effective trace settings of a model or of the server, with the counters of sampling.
 
-    `own` holds the values of the fields that were set for this scope itself.
+    `own` holds the values of the fields that were set for this scope itself, `writer` writes the spans of mode opentelemetry.
     """
+
+    writer: Any = None
 
     def __init__(self, own: dict[str, Any], values: Mapping[str, Any]) -> None:
         self.own = own

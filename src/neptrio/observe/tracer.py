@@ -81,6 +81,8 @@ class Tracer(Sampler):
         scopes = self.table.scopes()
         self.default, self.models = self.table.globals, self.table.models
         if self.spans:
+            for scope in scopes:
+                scope.writer = self.writer
             # also with no count left: a sampled parent may ask for a trace
             wanted = any(scope.level for scope in scopes)
         else:
