@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,3 +163,33 @@ def test_an_output_that_is_full(tmp_path: Path, command: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "error: [Errno 28] No space left on device"
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [*ASKING, ["trace", "replay", "FILE", "--protocol=grpc", "--url"]], ids=" ".join
+)
+def test_who_asks_a_server_that_does_not_answer_can_be_interrupted(
+    tmp_path: Path, command: list[str]
+) -> None:
+    tensor = {"name": "x", "dtype": "FP32", "data": "1,2", "shape": "2"}
+    (tmp_path / "t").write_text(
+        json.dumps([PART, {**PART, "activity": "TENSOR_QUEUE_INPUT", "tensor": tensor}])
+    )
+    arguments = [str(tmp_path / "t") if one == "FILE" else one for one in command]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "neptrio", *arguments, url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1)
+            asking.send_signal(signal.SIGINT)
+            _, error = asking.communicate(timeout=60)
+    assert asking.returncode == (0 if command[0] == "top" else 130)
+    assert "Traceback" not in error

@@ -22,7 +22,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import trio
@@ -36,6 +36,7 @@ from neptrio.traces.reader import Trace, merged
 from neptrio.traces.values import array_of, flat, shape_of
 from neptrio.traces.view import outcome
 
+T = TypeVar("T")
 REORDER = 256  # by how many traces the order of ids may be wrong
 NOT_SENT = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
@@ -202,18 +203,18 @@ class HttpTarget:
         from urllib.parse import quote
 
         path = f"/v2/models/{quote(model, safe='')}/config"
-        config = await threads.run(lambda: self._client.json("GET", path), limiter=self._limit)
+        config = await self._in_thread(lambda: self._client.json("GET", path))
         return bool((config.get("model_transaction_policy") or {}).get("decoupled"))
 
     async def infer(self, request: Recorded, version: str, decoupled: bool) -> list[Result]:
         if decoupled:
             raise Unrepeatable("its model is decoupled, which HTTP cannot ask: use -i grpc")
         options = _options(request, version)
-        return [
-            await threads.run(
-                lambda: self._client.infer(request.model, request.inputs, **options), limiter=self._limit
-            )
-        ]
+        return [await self._in_thread(lambda: self._client.infer(request.model, request.inputs, **options))]
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """The call's result. Who is interrupted does not wait for a server that does not answer."""
+        return await threads.run(call, limiter=self._limit, abandon_on_cancel=True)
 
 
 @asynccontextmanager
@@ -227,7 +228,7 @@ async def connected(protocol: str, url: str, concurrency: int) -> AsyncIterator[
     http = HttpClient(url)
     try:
         target = HttpTarget(http, trio.CapacityLimiter(concurrency))
-        await threads.run(lambda: http.json("GET", "/v2"))
+        await threads.run(lambda: http.json("GET", "/v2"), abandon_on_cancel=True)
         yield target
     finally:
         http.close()

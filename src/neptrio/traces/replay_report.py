@@ -102,10 +102,15 @@ def replay(options: argparse.Namespace, warn: Callable[[str, str], None]) -> int
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems: list[BaseException] = []
+    interrupted = False
     try:
         trio.run(run)
     except* (ConnectionLost, InferenceError, OSError, ValueError) as group:
         problems.append(group)
+    except* KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt  # alone, as the command expects it
     if not problems:
         return report.finish()
     first: BaseException = problems[0]
