@@ -31,6 +31,7 @@ DEEDS = (
     lambda span: span.set_status(trace.StatusCode.ERROR, "\\udc80"),
     lambda span: span.add_link(None),
     lambda span: trace.get_tracer("odd").start_span("\\udc80").end(),
+    lambda span: [span.add_event(f"event {i}") for i in range(1000)],
 )
 
 class TritonPythonModel:
@@ -42,7 +43,7 @@ class TritonPythonModel:
         out = pb_utils.Tensor("OUT", np.array([b"done"], np.object_))
         return [pb_utils.InferenceResponse([out]) for _ in requests]
 """
-DEEDS = 7
+DEEDS = 8
 
 
 @pytest.mark.slow
@@ -64,7 +65,13 @@ def test_a_span_that_cannot_be_encoded_takes_no_others_with_it(tmp_path: Path) -
             assert "spans do not reach" not in server.log()
         sent = Counter(span.name for span in own.spans)
         assert sent["InferRequest"] == sent["compute"] == DEEDS + 1
-        assert sent["odd"] >= 2  # the ordinary one, and at least that whose event had no time
+        assert (
+            sent["odd"] >= 3
+        )  # the ordinary one, and at least those with an event without a time and with many events
+        most = max((span for span in own.spans if span.name == "odd"), key=lambda span: len(span.events))
+        assert [event.name for event in most.events if event.name.startswith("event ")] == [
+            f"event {i}" for i in range(1000 - 128, 1000)
+        ]
 
 
 @pytest.mark.slow

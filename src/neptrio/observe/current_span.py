@@ -7,14 +7,17 @@ nothing.
 Rules:
  1. A model executes under the span of its batch's first traced request, to which the spans of the others are
     linked. `request.trace().get_context()` gives the context of each request's own span.
- 2. The server begins and ends the span; a model's call of end() has no effect.
+ 2. As in OpenTelemetry's own spans the last MOST events and links are kept, and as many attributes.
+ 3. The server begins and ends the span; a model's call of end() has no effect.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+MOST = 128
 active = False  # True after a server of this process has started in mode opentelemetry
 
 if TYPE_CHECKING:
@@ -82,9 +85,9 @@ def _make_class() -> Any:
             self._context = context
             self.writer = writer  # of the spans that the model makes below it (observe.model_spans)
             self.name = ""
-            self.attributes = BoundedAttributes(maxlen=128, immutable=False)
-            self.events: list[Any] = []
-            self.links: list[Any] = []
+            self.attributes = BoundedAttributes(maxlen=MOST, immutable=False)
+            self.events: deque[Any] = deque(maxlen=MOST)
+            self.links: deque[Any] = deque(maxlen=MOST)
             self.status = Status()
 
         def get_span_context(self) -> Any:
@@ -94,7 +97,7 @@ def _make_class() -> Any:
             return True
 
         def end(self, end_time: int | None = None) -> None:
-            """Does nothing: the server ends the span (rule 2)."""
+            """Does nothing: the server ends the span (rule 3)."""
 
         def set_attribute(self, key: str, value: Any) -> None:
             self.attributes[key] = value
@@ -104,12 +107,12 @@ def _make_class() -> Any:
                 self.set_attribute(key, value)
 
         def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
-            kept = BoundedAttributes(maxlen=128, attributes=attributes)
+            kept = BoundedAttributes(maxlen=MOST, attributes=attributes)
             when = timestamp if timestamp and isinstance(timestamp, int) else time.time_ns()
             self.events.append(Event(name, kept, when))
 
         def add_link(self, context: Any, attributes: Any = None) -> None:
-            self.links.append(Link(context, BoundedAttributes(maxlen=128, attributes=attributes)))
+            self.links.append(Link(context, BoundedAttributes(maxlen=MOST, attributes=attributes)))
 
         def update_name(self, name: str) -> None:
             self.name = name

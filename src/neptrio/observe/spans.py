@@ -343,7 +343,7 @@ class SpanWriter:
             name = live.name or name
             events += live.events
             events.sort(key=lambda event: event.timestamp)
-            links = live.links
+            links = list(live.links)
             attributes = {**live.attributes, **(attributes or {})}
             if not error:
                 status = live.status
