@@ -92,9 +92,6 @@ ALLOWED = {
     "src/neptrio/process_end.py": {"_served": OF_THE_PROCESS},
     "src/neptrio/request/foreign_memory.py": {"_owners": A_TABLE},
     "src/neptrio/scheduling/base.py": {"NO_SCHEDULER": NO_STATE},
-    "src/neptrio/service/cuda_shared_memory.py": {
-        "neptrio.request.device_memory.places": "decides only which thread copies an output"
-    },
     "src/neptrio/service/statistics.py": {"NOTHING": NO_STATE},
     "src/neptrio/transport/grpc/stream_infer.py": {"RESPONDER": NO_STATE},
     "src/neptrio/transport/http2/limits.py": {"GRPC": A_TABLE, "REST": A_TABLE},

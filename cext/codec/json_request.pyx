@@ -391,6 +391,7 @@ cdef class _Decoder:
                     raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
                 if self.shared_memory is None:
                     raise no_shared_memory()
+                made.shm_place = self.shared_memory.output_region(made.shm_region)
         s.at = after
         return made
 

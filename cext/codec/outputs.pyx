@@ -46,7 +46,7 @@ def select(InferRequest request, InferResponse response, services):
             for o in request.outputs:
                 if o.name == t.name and o.shm_region is not None:
                     kept[i] = services.shared_memory.write_output(
-                        t, o.shm_region, o.shm_offset, o.shm_byte_size)
+                        t, o.shm_place, o.shm_offset, o.shm_byte_size)
     response.outputs = kept
 
 
@@ -62,7 +62,7 @@ def selects_slowly(InferRequest request not None, InferResponse response not Non
                 if o.name == t.name:
                     if t.nbytes > COPIED_BYTES and t.memory_kind != GPU_MEMORY:
                         return True
-                    if in_use() and copied_out(t, o.shm_region, o.shm_offset):
+                    if in_use() and copied_out(t, o.shm_place, o.shm_offset):
                         return True
         if o.class_count and response.outputs is not None:
             from neptrio.codec.classification import takes_long

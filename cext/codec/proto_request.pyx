@@ -37,6 +37,7 @@ from neptrio.codec.proto_parameter cimport Region, apply_request_parameter, read
 
 from neptrio import limits
 from neptrio.codec.json_reader import too_many
+from neptrio.codec.json_request import no_shared_memory
 from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, InvalidArgument
 
@@ -165,6 +166,8 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     t.dtype = _NUMBER.get(datatype, 0)
     t.shape = tuple(dims)
     if region.name.n:
+        if shared_memory is None:
+            raise no_shared_memory()
         return shared_memory.input_tensor(name, t.dtype, t.shape, name_text(region.name, "a region's name"), region.offset,
                                           region.byte_size)
     if raw_count:
@@ -189,7 +192,7 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     return t
 
 
-cdef RequestedOutput read_output(Slice s):
+cdef RequestedOutput read_output(Slice s, object shared_memory):
     cdef Cursor c = cursor_of(s)
     cdef uint64_t tag
     cdef Slice part
@@ -212,6 +215,9 @@ cdef RequestedOutput read_output(Slice s):
     out.class_count = class_count
     if region.name.n:
         out.shm_region = name_text(region.name, "a region's name")
+        if shared_memory is None:
+            raise no_shared_memory()
+        out.shm_place = shared_memory.output_region(out.shm_region)
         out.shm_offset = <int64_t>region.offset
         out.shm_byte_size = <int64_t>region.byte_size
     return out
@@ -463,7 +469,7 @@ cpdef int decode_request(InferRequest r, message, shared_memory=None, Stop stop=
         if outputs.n:
             r.outputs = wanted = []
             for i in range(outputs.n):
-                wanted.append(read_output(outputs.items[i]))
+                wanted.append(read_output(outputs.items[i], shared_memory))
                 if asked != NULL:
                     breathe(asked, &steps)
         if asked != NULL:

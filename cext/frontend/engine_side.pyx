@@ -309,6 +309,10 @@ cdef class EngineSide(FrontChannel):
         request.inputs = inputs
         if not self.private:
             open_.given = list(inputs)
+        if request.outputs is not None and not self.reader.bad:
+            for output in request.outputs:
+                if output.shm_region is not None:
+                    output.shm_place = self.services.shared_memory.output_region(output.shm_region)
         return 0
 
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape):

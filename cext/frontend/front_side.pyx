@@ -87,18 +87,22 @@ class RemoteSharedMemory:
         """input_tensor() in two parts."""
         return partial(self.input_tensor, *arguments)
 
-    def write_output(self, Tensor tensor, str region, offset, size):
-        # type: (..., ..., int, int) -> Tensor
+    def output_region(self, str region):
+        # type: (...) -> None
+        """The engine says whether there is one, too."""
+
+    def write_output(self, Tensor tensor, region, offset, size):
+        # type: (..., object, int, int) -> Tensor
         """The engine has put the output there already."""
         return tensor
 
-    def output_writer(self, Tensor tensor, str region, offset, size):
-        # type: (..., ..., int, int) -> Callable[[], None]
+    def output_writer(self, Tensor tensor, region, offset, size):
+        # type: (..., object, int, int) -> Callable[[], None]
         """As write_output()."""
         return _written
 
     def output_place(self, region, offset, size, needed, output):
-        # type: (str, int, int, int, str) -> None
+        # type: (object, int, int, int, str) -> None
         """None: nothing is executed here."""
 
 

@@ -18,8 +18,6 @@ from neptrio.errors import Internal, Reason, TritonError
 
 pools = {}  # GPU number -> its DevicePool, while the GPU is open  # type: dict[int, Any]
 cdef dict _pools = pools
-places = {}  # a registered region on a GPU -> its address: outputs are copied there  # type: dict[str, int]
-cdef dict _places = places
 
 
 cpdef bint in_use() noexcept:
@@ -71,11 +69,11 @@ cpdef object fetch_inputs(list requests):
             request.inputs = [on_host(tensor) for tensor in request.inputs]
 
 
-cpdef bint copied_out(Tensor tensor, str region, offset):
-    # type: (..., ..., int) -> bool
-    """Whether an output must be copied by the driver to get into a registered region: from the host to one on a GPU, or
-    from a GPU, unless it lies there already."""
-    base = _places.get(region)
+cpdef bint copied_out(Tensor tensor, region, offset):
+    # type: (..., object, int) -> bool
+    """Whether an output must be copied by the driver to get into a registered region: from the host to one on a GPU, which
+    has an address, or from a GPU, unless it lies there already."""
+    base = getattr(region, "address", None)
     if tensor.memory_kind != GPU_MEMORY:
         return base is not None
     return base is None or tensor.address != base + offset

@@ -140,6 +140,7 @@ cdef class RequestedOutput:
     cdef public int binary             # HTTP: 1 binary, 0 JSON, -1 the request's default
     cdef public int64_t class_count    # classification extension, 0 = off
     cdef public str shm_region         # None: not in shared memory  # type: str | None
+    cdef public object shm_place       # the region of that name as it was when the request came, which stays open for it
     cdef public int64_t shm_offset
     cdef public int64_t shm_byte_size
     cdef public bint keep_on_device    # its reader takes device memory, so it need not be copied to the host

@@ -337,7 +337,9 @@ def test_descriptors_of_regions_are_bounded(tmp_path: Any, region: Any) -> None:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (128, 128))
         for i in range(64):
             client.register_system_shared_memory(f"r{i}", REGION, 64)
-        with pytest.raises(InferenceServerException, match="64 regions are registered, which is half"):
+        with pytest.raises(
+            InferenceServerException, match="64 regions are registered or used by requests, which is half"
+        ):
             client.register_system_shared_memory("one more", REGION, 64)
         client.unregister_system_shared_memory("r0")
         client.register_system_shared_memory("one more", REGION, 64)

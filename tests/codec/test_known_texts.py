@@ -12,6 +12,7 @@ import pytest
 from neptrio.codec.http_json import decode_request, encode_response
 from neptrio.codec.json_request import known_texts
 from neptrio.errors import TritonError
+from neptrio.frontend.front_side import RemoteSharedMemory
 from neptrio.request.infer_request import DataType, InferRequest, InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import to_numpy
 
@@ -96,7 +97,7 @@ def test_what_may_change_is_read_anew(name: str) -> None:
     text = json.dumps(document(**READ_ANEW[name])).encode()
     before = known_texts.found
     request = InferRequest()
-    memory: Any = object()  # regions are looked at when the request has been read
+    memory: Any = RemoteSharedMemory()
     for _ in range(4):
         request = InferRequest()
         decode_request(request, text + binary(1), len(text), memory)

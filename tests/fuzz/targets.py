@@ -146,6 +146,9 @@ class NoRegions:
     def input_tensor(self, name: str, dtype: int, shape: tuple[int, ...], region: str, *_place: int) -> Any:
         raise NotFound(f"Unable to find shared memory region: '{region}'")
 
+    def output_region(self, region: str) -> Any:
+        raise NotFound(f"Unable to find shared memory region: '{region}'")
+
 
 NO_LIMITS = RequestLimits(0, 0)
 HELD = HeldBytes()

@@ -68,8 +68,9 @@ def test_inputs_and_outputs_stay_inside_their_region() -> None:
     memory.unregister("r")  # the tensor keeps the region
     assert isinstance(tensor.owner, FakeRegion)
     trio.run(memory.register, "r", HANDLE, 1, 100)
-    assert memory.output_place("r", 50, 50, 50, "Y")[0] == 4096 + 50
-    assert memory.output_place("other", 0, 10, 10, "Y") is None
+    region = memory.find("r")
+    assert memory.output_place(region, 50, 50, 50, "Y")[0] == 4096 + 50
+    assert memory.find("other") is None
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'zzz'"):
         memory.input_tensor("X", 11, (4,), "zzz", 0, 16)
     with pytest.raises(InvalidArgument, match="Invalid offset for shared memory region: 'r'"):
@@ -82,7 +83,7 @@ def test_inputs_and_outputs_stay_inside_their_region() -> None:
     with pytest.raises(InvalidArgument, match="BYTES tensors can't be in a CUDA shared memory region"):
         memory.input_tensor("X", 13, (1,), "r", 0, 16)
     with pytest.raises(Internal, match=r"output 'Y' \(8 bytes\) should be at least 16 bytes"):
-        memory.output_place("r", 0, 8, 16, "Y")
+        memory.output_place(region, 0, 8, 16, "Y")
 
 
 @pytest.mark.parametrize(

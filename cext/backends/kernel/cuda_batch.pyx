@@ -88,7 +88,7 @@ cdef class DeviceBuilder:
 
     def __init__(self, list names, list optional, bint batching, int device, host, regions):
         # type: (list[str], list[bool], ..., ..., ..., ...) -> None
-        """`host` is the DeviceInstance, for its plan(), broke() and memory_changed(). `regions(name, offset, size,
+        """`host` is the DeviceInstance, for its plan(), broke() and memory_changed(). `regions(region, offset, size,
         needed, output)` returns (address, owner) of a place in a registered device region, or None."""
         if len(names) > 64:
             raise InvalidArgument(f"a kernel model on a GPU has at most 64 inputs, got {len(names)}")
@@ -266,7 +266,7 @@ cdef class DeviceBuilder:
                     if asked.keep_on_device:
                         return True if r.cache_key is None else None
                     if asked.shm_region is not None and self.regions is not None and not asked.class_count:
-                        place = self.regions(asked.shm_region, asked.shm_offset, asked.shm_byte_size, nbytes, name)
+                        place = self.regions(asked.shm_place, asked.shm_offset, asked.shm_byte_size, nbytes, name)
                         return place if place is not None and place[1].device_id == self.device else None
         if model is not None and r.collect_statistics and model.output_names:
             states = getattr(model, "state_outputs", None)

@@ -31,14 +31,18 @@ class SharedMemory(Protocol):
     ) -> Callable[[], Tensor]:
         """input_tensor() in two parts: what it returns may be called by any thread. Both raise TritonError."""
 
-    def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
-        """(address, owner) of the device memory for an output of `needed` bytes, None when the region is not on a
-        GPU. Raises TritonError."""
+    def output_region(self, region: str) -> Any:
+        """The region of that name, for an output: whoever holds it keeps it open. Raises TritonError."""
 
-    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
-        """Puts an output into a region; returns the tensor that the response names. Raises TritonError."""
+    def output_place(self, region: Any, offset: int, size: int, needed: int, output: str) -> Any:
+        """(address, owner) of the device memory for an output of `needed` bytes in what output_region() has returned, None
+        when that is not on a GPU. Raises TritonError."""
 
-    def output_writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+    def write_output(self, tensor: Tensor, region: Any, offset: int, size: int) -> Tensor:
+        """Puts an output into what output_region() has returned; returns the tensor that the response names. Raises
+        TritonError."""
+
+    def output_writer(self, tensor: Tensor, region: Any, offset: int, size: int) -> Callable[[], None]:
         """write_output() in two parts: what it returns may be called by any thread. Both raise TritonError."""
 
 
@@ -67,21 +71,25 @@ class AskedFromThread:
         """Has the region looked up on the loop's thread, for which the worker waits, and reads the input on this one."""
         return trio.from_thread.run_sync(self._memory.input_reader, *arguments)()
 
+    def output_region(self, region: str) -> Any:
+        """Calls the service's output_region() on the loop's thread; the worker waits for its result."""
+        return trio.from_thread.run_sync(self._memory.output_region, region)
+
     def output_place(self, *arguments: Any) -> Any:
-        """Calls the service's output_place() on the loop's thread; the worker waits for its result."""
+        """As output_region()."""
         return trio.from_thread.run_sync(self._memory.output_place, *arguments)
 
-    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
-        """Has the region looked up on the loop's thread, and copies the output on this one."""
+    def write_output(self, tensor: Tensor, region: Any, offset: int, size: int) -> Tensor:
+        """Has the region's part checked on the loop's thread, and copies the output on this one."""
         self.output_writer(tensor, region, offset, size)()
         return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
 
     def input_reader(self, *arguments: Any) -> Callable[[], Tensor]:
-        """As output_place()."""
+        """As output_region()."""
         return trio.from_thread.run_sync(self._memory.input_reader, *arguments)
 
     def output_writer(self, *arguments: Any) -> Callable[[], None]:
-        """As output_place()."""
+        """As output_region()."""
         return trio.from_thread.run_sync(self._memory.output_writer, *arguments)
 
 

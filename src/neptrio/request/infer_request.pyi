@@ -105,6 +105,7 @@ class RequestedOutput:
     binary: int
     class_count: int
     shm_region: str | None
+    shm_place: Any
     shm_offset: int
     shm_byte_size: int
     keep_on_device: bool

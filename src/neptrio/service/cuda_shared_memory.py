@@ -50,7 +50,6 @@ class CudaRegion:
         except BaseException:
             self.close()
             raise
-        device_memory.places[name] = self.address
 
     def _open(self, raw_handle: bytes) -> None:
         gpu = self._gpu
@@ -81,8 +80,6 @@ class CudaRegion:
         gpu, self._gpu = self._gpu, None
         if gpu is None:
             return
-        if device_memory.places.get(self.name) == self.address:
-            del device_memory.places[self.name]
         if self.address and not gpu.pool.broken:
             gpu.later(partial(_unmap, gpu, self.address))
         self.address = 0
@@ -146,39 +143,36 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
     def describe(self, region: Any) -> dict[str, Any]:
         return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
 
-    def _place(self, region: str, offset: int, size: int, empty: bool) -> Any:
-        found = self._regions.get(region)
-        if found is None:
-            raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
-        if getattr(found, "lost", False):
+    def _check(self, region: Any, offset: int, size: int, empty: bool) -> None:
+        if getattr(region, "lost", False):
             raise Unavailable(
-                f"shared memory region '{shown(region)}' was lost when GPU {found.device_id} failed"
+                f"shared memory region '{shown(region.name)}' was lost when GPU {region.device_id} failed"
             )
-        check_part(region, found.byte_size, offset, size, empty)
-        return found
+        check_part(region.name, region.byte_size, offset, size, empty)
 
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
         """An input as a view of device memory. Raises NotFound or InvalidArgument."""
-        found = self._place(region, offset, size, 0 in shape)
+        found = self._regions.get(region)
+        if found is None:
+            raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
+        self._check(found, offset, size, 0 in shape)
         if dtype == datatypes.BYTES:
             raise InvalidArgument(
                 f"input '{shown(name)}': BYTES tensors can't be in a CUDA shared memory region"
             )
         return tensor_at(name, dtype, shape, found.address + offset, size, found, 2, found.device_id)
 
-    def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
-        """(address, owner) of the device memory for an output, None when `region` is not one of these regions."""
-        if region not in self._regions:
-            return None
-        found = self._place(region, offset, size, needed == 0)
+    def output_place(self, region: Any, offset: int, size: int, needed: int, output: str) -> Any:
+        """(address, owner) of the device memory for an output."""
+        self._check(region, offset, size, needed == 0)
         check_fits(output, needed, size)
-        return found.address + offset, found
+        return region.address + offset, region
 
-    def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
-        """Copies an output into its region, unless the model has already written it there, in two parts: this one looks the region
-        up, and any thread may call what it returns. Both raise NotFound, InvalidArgument, Unavailable or Internal."""
+    def writer(self, tensor: Tensor, region: Any, offset: int, size: int) -> Callable[[], None]:
+        """Copies an output into its region, unless the model has already written it there, in two parts: this one checks whether
+        it fits, and any thread may call what it returns. Both raise InvalidArgument, Unavailable or Internal."""
         address, found = self.output_place(region, offset, size, tensor.nbytes, tensor.name)
         if tensor.dtype == datatypes.BYTES:
             raise InvalidArgument(

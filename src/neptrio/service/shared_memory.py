@@ -13,7 +13,7 @@ from neptrio.limits import shown
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
-from neptrio.service.system_shared_memory import SystemSharedMemory
+from neptrio.service.system_shared_memory import SystemRegion, SystemSharedMemory
 from neptrio.settings import Settings
 
 
@@ -67,28 +67,37 @@ class SharedMemoryService:
         tensor = self.cuda.input_tensor(name, dtype, shape, region, offset, size)
         return lambda: tensor
 
-    def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
+    def output_region(self, region: str) -> Any:
+        """The region of that name, to be asked for when the request comes: its output goes there, whatever is registered under
+        the name when it is ready. Raises NotFound or Unsupported."""
+        self.check_allowed()
+        for regions in (self.system, self.cuda):
+            found = regions.find(region)
+            if found is not None:
+                return found
+        raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
+
+    def output_place(self, region: Any, offset: int, size: int, needed: int, output: str) -> Any:
         """(address, owner) of the device memory for an output of `needed` bytes, None when `region` is not on a GPU.
 
         Raises InvalidArgument when it does not fit.
         """
+        if isinstance(region, SystemRegion):
+            return None
         return self.cuda.output_place(region, offset, size, needed, output)
 
-    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
-        """Puts an output into a region; returns the tensor that the response names, without data.
+    def write_output(self, tensor: Tensor, region: Any, offset: int, size: int) -> Tensor:
+        """Puts an output into a region of output_region(); returns the tensor that the response names, without data.
 
-        Raises NotFound, InvalidArgument, Internal, Unavailable or Unsupported. Does nothing to an output that a
-        model on the region's GPU has already written there.
+        Raises InvalidArgument, Internal or Unavailable. Does nothing to an output that a model on the region's GPU has
+        already written there.
         """
         self.output_writer(tensor, region, offset, size)()
         return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
 
-    def output_writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+    def output_writer(self, tensor: Tensor, region: Any, offset: int, size: int) -> Callable[[], None]:
         """What write_output() does, in two parts: this one on the loop's thread; any thread may call what it returns.
         Both raise as write_output() does."""
-        self.check_allowed()
-        if self.system.has(region):
+        if isinstance(region, SystemRegion):
             return self.system.writer(tensor, region, offset, size)
-        if self.cuda.has(region):
-            return self.cuda.writer(tensor, region, offset, size)
-        raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
+        return self.cuda.writer(tensor, region, offset, size)

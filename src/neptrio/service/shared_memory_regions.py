@@ -35,6 +35,10 @@ class SharedMemoryRegions(Generic[Region]):
         """Whether a region of that name is registered."""
         return name in self._regions
 
+    def find(self, name: str) -> Region | None:
+        """The region of that name, or None."""
+        return self._regions.get(name)
+
     def check_named(self, name: str) -> None:
         """Raises InvalidArgument for an empty name. Called before other checks, so that this error comes first."""
         if not name:

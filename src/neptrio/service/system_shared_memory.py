@@ -9,12 +9,13 @@ writes are system calls, which return an error instead (cext/request/file_part.p
 each input.
 
 Rules:
- 1. A region stays open while a request uses it, even when it is unregistered. An input that was read does not
-    need it any more.
+ 1. A region stays open while a request uses it, even when it is unregistered, or its name is given to another. An
+    input that was read does not need it any more; for an output it is looked up when the request comes.
  2. Nothing outside [offset, offset + byte_size) of a registered region is ever read or written.
  3. Keys name objects of /dev/shm, never paths: a slash inside a key is refused, links are not followed.
  4. A part that the object no longer has is an error of the request that names it, and of no other.
- 5. Regions may use half of the process's file descriptors, and all inputs together a bounded amount of memory.
+ 5. Regions, those that only requests still use included, may use half of the process's file descriptors, and all inputs
+    together a bounded amount of memory.
 
 Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
@@ -27,6 +28,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import neptrio.request.device_memory as device_memory
 import neptrio.request.file_part as file_part
@@ -93,6 +95,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         super().__init__()
         self._input_limit = default_input_limit() if input_limit is None else input_limit
         self.large = file_part.LargeFiles()
+        self._open: WeakSet[_File] = WeakSet()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Opens a region. Raises AlreadyExists, InvalidArgument, Internal, or RESOURCE_EXHAUSTED (rule 5)."""
@@ -109,10 +112,11 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             )
         self.check_new(name)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        if 0 < most <= len(self._regions):
+        if 0 < most <= len(self._open):
             raise _exhausted(
-                f"failed to register shared memory region '{shown(name)}': {len(self._regions)} regions are registered, which "
-                f"is half of the server's file descriptors; unregister some, or start it with a higher `ulimit -n`"
+                f"failed to register shared memory region '{shown(name)}': {len(self._open)} regions are registered or used "
+                "by requests, which is half of the server's file descriptors; unregister some, or start it with a higher "
+                "`ulimit -n`"
             )
         plain = key.removeprefix("/")
         if "/" in plain or plain in (".", "..") or "\0" in plain:
@@ -132,6 +136,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         if byte_size <= 0 or offset + byte_size > region.size():
             raise InvalidArgument(f"failed to register shared memory region '{shown(name)}': invalid args")
         self._regions[name] = region
+        self._open.add(region.file)
         self._count_large()
 
     def _count_large(self) -> None:
@@ -188,21 +193,20 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
 
         return read
 
-    def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
-        """Writes an output into its region, in two parts: this one looks the region up, and any thread may call what it returns.
-        Both raise InvalidArgument or Internal when it does not fit."""
-        found = self._regions[region]
-        begin = found.at(offset, size, tensor.nbytes == 0)
+    def writer(self, tensor: Tensor, region: SystemRegion, offset: int, size: int) -> Callable[[], None]:
+        """Writes an output into its region, in two parts: this one checks whether it fits, and any thread may call what it
+        returns. Both raise InvalidArgument or Internal when it does not."""
+        begin = region.at(offset, size, tensor.nbytes == 0)
         check_fits(tensor.name, tensor.nbytes, size)
-        if begin + size > found.size():  # writing beyond the end would make the object larger
-            raise found.shorter(begin + size)
+        if begin + size > region.size():  # writing beyond the end would make the object larger
+            raise region.shorter(begin + size)
 
         def write() -> None:
             try:
-                file_part.write(found.file.fd, begin, device_memory.on_host(tensor))
+                file_part.write(region.file.fd, begin, device_memory.on_host(tensor))
             except OSError as error:
                 raise Internal(
-                    f"cannot write to shared memory region '{shown(region)}': {error.strerror}"
+                    f"cannot write to shared memory region '{shown(region.name)}': {error.strerror}"
                 ) from None
 
         return write
