@@ -388,12 +388,18 @@ cdef class _Decoder:
                 if made.binary:
                     raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
                 if made.class_count:
-                    raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+                    raise region_and_classes()
                 if self.shared_memory is None:
                     raise no_shared_memory()
                 made.shm_place = self.shared_memory.output_region(made.shm_region)
         s.at = after
         return made
+
+
+def region_and_classes():
+    # type: () -> InvalidArgument
+    """The error for an output that is to be classified and to go into a region."""
+    return InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
 
 
 def no_shared_memory():

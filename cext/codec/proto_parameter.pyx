@@ -103,7 +103,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
             r.sequence_id = p.number
         elif p.kind == STRING:
             r.sequence_id = text(p.text) or 0
-            if p.text.n > 128:
+            if p.text.n > 128 and len(r.sequence_id) > 128:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
         else:
             raise InvalidArgument(

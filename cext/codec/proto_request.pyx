@@ -37,7 +37,7 @@ from neptrio.codec.proto_parameter cimport Region, apply_request_parameter, read
 
 from neptrio import limits
 from neptrio.codec.json_reader import too_many
-from neptrio.codec.json_request import no_shared_memory
+from neptrio.codec.json_request import no_shared_memory, region_and_classes
 from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, InvalidArgument
 
@@ -166,6 +166,9 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     t.dtype = _NUMBER.get(datatype, 0)
     t.shape = tuple(dims)
     if region.name.n:
+        if has_contents:
+            raise InvalidArgument(f"contents field must not be specified when using shared memory for '{name}' for model "
+                                  f"'{r.model_name}'")
         if shared_memory is None:
             raise no_shared_memory()
         return shared_memory.input_tensor(name, t.dtype, t.shape, name_text(region.name, "a region's name"), region.offset,
@@ -214,6 +217,8 @@ cdef RequestedOutput read_output(Slice s, object shared_memory):
             skip_field(&c, tag & 7)
     out.class_count = class_count
     if region.name.n:
+        if class_count:
+            raise region_and_classes()
         out.shm_region = name_text(region.name, "a region's name")
         if shared_memory is None:
             raise no_shared_memory()

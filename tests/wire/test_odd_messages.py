@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -81,3 +82,41 @@ def test_what_protobuf_takes(channel: grpc.Channel, method: str, raw: bytes, cod
     got, text = outcome(channel, method, raw)
     assert got == code, text
     assert not any(word in text for word in ("AttributeError", "KeyError", "TypeError")), text
+
+
+REGION = "shared_memory_region"
+REQUESTS = {
+    "classes in a region": (
+        lambda made: made.outputs.add(name="OUTPUT0", parameters={
+            REGION: pb.InferParameter(string_param="r"), "classification": pb.InferParameter(int64_param=2)}),
+        "INVALID_ARGUMENT",
+        "Output can't set both 'shared_memory_region' and 'classification'",  # as over HTTP
+    ),
+    "data and a region": (
+        lambda made: made.inputs[0].parameters[REGION].MergeFrom(pb.InferParameter(string_param="r")),
+        "INVALID_ARGUMENT",
+        "contents field must not be specified when using shared memory for 'INPUT0' for model 'm'",
+    ),
+    "an id of 128 characters": (
+        lambda made: made.parameters["sequence_id"].MergeFrom(pb.InferParameter(string_param=128 * "\u20ac")),
+        "OK",
+        "",
+    ),
+    "an id of 129 characters": (
+        lambda made: made.parameters["sequence_id"].MergeFrom(pb.InferParameter(string_param=129 * "\u20ac")),
+        "UNIMPLEMENTED",
+        "string correlation ID cannot be longer than 128 characters",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_what_a_request_must_not_say(channel: grpc.Channel, name: str) -> None:
+    change, code, text = REQUESTS[name]
+    made = pb.ModelInferRequest(model_name="m")
+    for i in range(2):
+        made.inputs.add(name=f"INPUT{i}", datatype="INT32", shape=[1, 16]).contents.int_contents.extend(
+            range(16)
+        )
+    change(made)
+    assert outcome(channel, "ModelInfer", made.SerializeToString()) == (code, text)
