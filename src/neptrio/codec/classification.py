@@ -19,6 +19,8 @@ UNSUPPORTED = {"BOOL", "FP16", "BF16", "BYTES"}
 FEW = 8  # of so many values one is wanted at most: then it pays to find these before sorting
 ON_LOOP_BYTES = 32 << 10  # sorting more takes over a quarter of a millisecond
 ON_LOOP_CLASSES = 1024  # printing more takes as long
+NARROW = 256  # columns: rows of fewer are sorted together, as a call for each would take longer than its work
+BLOCK = 64 << 10  # elements that are sorted together
 
 
 def largest(values: np.ndarray, k: int) -> np.ndarray:
@@ -38,9 +40,29 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
     return (n - 1 - ascending)[::-1][:k]
 
 
+def largest_of_each(rows: np.ndarray, k: int) -> np.ndarray:
+    """largest() of each row of a two-dimensional array; k is at most its columns."""
+    count, columns = rows.shape
+    indices = np.empty((count, k), np.int64)
+    if columns > NARROW:
+        for i, row in enumerate(rows):
+            indices[i] = largest(row, k)
+        return indices
+    step = BLOCK // max(columns, 1)
+    for at in range(0, count, step):
+        ascending = np.argsort(rows[at : at + step, ::-1], axis=1, kind="stable")
+        indices[at : at + step] = (columns - 1 - ascending)[:, ::-1][:, :k]
+    return indices
+
+
 def takes_long(tensor: Tensor, k: int) -> bool:
     """Whether classified() takes so long that a worker must do it: see docs/loop.md."""
-    return tensor.nbytes > ON_LOOP_BYTES or (k > ON_LOOP_CLASSES and tensor.count() > ON_LOOP_CLASSES)
+    if tensor.nbytes > ON_LOOP_BYTES:
+        return True
+    rows = (
+        tensor.shape[0] if tensor.shape else 1
+    )  # where the model has batches; else it is more than there are
+    return min(k * rows, tensor.count()) > ON_LOOP_CLASSES
 
 
 def classified(model: Any, tensor: Tensor, k: int) -> Tensor:
@@ -57,9 +79,7 @@ def classified(model: Any, tensor: Tensor, k: int) -> Tensor:
     rows = values.reshape(tensor.shape[0], -1) if batching and values.size else values.reshape(1, -1)
     names = model.labels.get(tensor.name, [])
     count = min(k, rows.shape[1])
-    indices = np.empty((rows.shape[0], count), np.int64)
-    for i, row in enumerate(rows):
-        indices[i] = largest(row, count)
+    indices = largest_of_each(rows, count)
     kind = values.dtype.kind
     chosen = np.take_along_axis(rows, indices, 1).astype({"f": "<f8", "i": "<i8", "u": "<u8"}[kind])
     shape = (rows.shape[0] if values.size else tensor.shape[0], count) if batching else (count,)

@@ -221,6 +221,24 @@ def test_a_worker_classifies(tmp_path: Path, gate: WorkersGate, settings: dict[s
             stub.ModelInfer(wrong)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1025, 3), (900, 300), (20_000, 7)])
+def test_a_worker_classifies_many_rows(tmp_path: Path, gate: WorkersGate, rows: int, columns: int) -> None:
+    """However few bytes they have: for each of them something is printed. A row has the classes that it has alone."""
+    write_model(tmp_path, "rows", CONFIG.replace("INT32", "INT8") + "max_batch_size: 100000")
+    values = np.random.default_rng(1).integers(-3, 3, (rows, columns), np.int8)
+    message = raw("rows", "INT8", rows, values.tobytes())
+    message.inputs[0].shape.append(columns)
+    message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 2
+    with embedded(tmp_path) as server, grpc.insecure_channel(server.grpc) as channel:
+        server.ask(gate.open.set)
+        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message)
+    assert gate.done == 1 and list(answer.outputs[0].shape) == [rows, 2]
+    order = np.argsort(-values.astype(np.int64), axis=1, kind="stable")[
+        :, :2
+    ]  # of equals the one with the lowest number
+    assert texts(answer) == [f"{row[i]}:{i}" for row, best in zip(values, order, strict=True) for i in best]
+
+
 def test_classified_answers_keep_their_order(server: EmbeddedServer, gate: WorkersGate) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         for number in range(4):
