@@ -25,6 +25,7 @@ class SharedMemoryService:
         self._allowed = settings.allow_client_shm
         self.system = SystemSharedMemory()
         self.cuda = CudaSharedMemory()
+        self.system.share_names(self.cuda)
 
     def close(self) -> None:
         """Unregisters every region: the server is about to end."""

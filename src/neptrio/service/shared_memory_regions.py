@@ -26,6 +26,11 @@ class SharedMemoryRegions(Generic[Region]):
 
     def __init__(self) -> None:
         self._regions: dict[str, Region] = {}
+        self._beside: SharedMemoryRegions[Any] | None = None
+
+    def share_names(self, other: SharedMemoryRegions[Any]) -> None:
+        """A name is of a region of one kind only: requests say no more than the name."""
+        self._beside, other._beside = other, self
 
     def describe(self, region: Region) -> dict[str, Any]:
         """The row of `region` in a status reply."""
@@ -47,7 +52,7 @@ class SharedMemoryRegions(Generic[Region]):
     def check_new(self, name: str) -> None:
         """Raises InvalidArgument for an empty name, AlreadyExists for one that is registered."""
         self.check_named(name)
-        if name in self._regions:
+        if name in self._regions or (self._beside is not None and self._beside.has(name)):
             raise AlreadyExists(f"shared memory region '{shown(name)}' already in manager")
 
     def status(self, name: str = "") -> list[dict[str, Any]]:

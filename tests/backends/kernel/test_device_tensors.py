@@ -4,6 +4,7 @@ models. On the fake driver, which counts every copy and refuses every host acces
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -480,6 +481,31 @@ def test_a_region_of_a_foreign_handle_is_refused(region_server: Any) -> None:
             with pytest.raises(InferenceServerException, match=problem):
                 client.register_cuda_shared_memory("r", base64.b64encode(raw), where, size)
     until(lambda: gpu["live_ipc"] == 0, "the device's thread has closed the region that was too small")
+
+
+def test_a_name_is_of_a_region_of_one_kind(region_server: Any) -> None:
+    """Whichever came first: a request for it says no more than the name."""
+    import base64
+
+    import tritonclient.utils.shared_memory as shm
+
+    server, _, device = region_server
+    _, handle = device.region(0, 4096)
+    raw, key = base64.b64encode(handle), f"/neptrio_test_one_kind_{os.getpid()}"
+    made = shm.create_shared_memory_region("r", key, 4096)
+    try:
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            client.register_cuda_shared_memory("r", raw, 0, 4096)
+            with pytest.raises(InferenceServerException, match="shared memory region 'r' already in manager"):
+                client.register_system_shared_memory("r", key, 4096)
+            client.unregister_system_shared_memory("r")
+            assert "r" in client.get_cuda_shared_memory_status().regions, "that is the other kind's verb"
+            client.unregister_cuda_shared_memory("r")
+            client.register_system_shared_memory("r", key, 4096)
+            with pytest.raises(InferenceServerException, match="shared memory region 'r' already in manager"):
+                client.register_cuda_shared_memory("r", raw, 0, 4096)
+    finally:
+        shm.destroy_shared_memory_region(made)
 
 
 def test_a_region_is_lost_with_its_context(region_server: Any) -> None:
