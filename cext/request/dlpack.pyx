@@ -131,13 +131,16 @@ def take(str name not None, capsule):
     cdef Imported owner
     cdef int64_t count = 1
     cdef int i
+    cdef bint empty = False     # without elements strides mean nothing, and each library has its own
     dtype = _DATATYPES.get((t.dtype.code, t.dtype.bits)) if t.dtype.lanes == 1 else None
     if dtype is None:
         raise InvalidArgument(
             f"tensor '{name}': DLPack type {t.dtype.code} with {t.dtype.bits} bits and {t.dtype.lanes} lanes has no "
             "datatype here")
+    for i in range(t.ndim):
+        empty = empty or t.shape[i] == 0
     for i in reversed(range(t.ndim)):
-        if t.strides != NULL and t.shape[i] > 1 and t.strides[i] != count:
+        if t.strides != NULL and not empty and t.shape[i] > 1 and t.strides[i] != count:
             raise InvalidArgument(f"tensor '{name}' is not contiguous; make it so before from_dlpack")
         count = times(count, t.shape[i])
     if count < 0:

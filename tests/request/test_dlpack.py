@@ -46,6 +46,13 @@ def test_memory_lives_as_long_as_someone_uses_it() -> None:
     assert sys.getrefcount(tensor) == before
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3, 0, 4), (0,)])
+def test_tensors_without_elements(shape: tuple[int, ...]) -> None:
+    """numpy gives them strides of 0, others those of a tensor with elements."""
+    taken = dlpack.take("Y", np.zeros(shape, np.float32).__dlpack__())
+    assert (taken.shape, taken.nbytes) == (shape, 0)
+
+
 def test_what_has_no_form_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="tensor 'X' holds strings, which DLPack cannot express"):
         dlpack.export(Tensor("X", 13, (1,), b"\0\0\0\0"))
