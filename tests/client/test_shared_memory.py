@@ -32,6 +32,9 @@ from tests.support.server import ServerProcess
 # its own in every process: several may run these tests at once
 REGION = f"/neptrio_test_region_{os.getpid()}"
 
+ARGS = "failed to register shared memory region 'a': invalid args"
+PART = "Invalid offset + byte size for shared memory region: 'all'"
+
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 
 
@@ -117,9 +120,9 @@ def test_status_and_unregister(client: tuple[Any, Any], region: Any) -> None:
     [
         ("a", "/neptrio_nope", 64, 0, "Unable to open shared memory region: '/neptrio_nope'"),
         ("a", "/../etc/passwd", 64, 0, "Unable to open shared memory region"),
-        ("a", "REGION", 4097, 0, "failed to register shared memory region 'a': invalid args"),
-        ("a", "REGION", 64, 4090, "failed to register shared memory region 'a': invalid args"),
-        ("a", "REGION", 0, 0, "failed to register shared memory region 'a': invalid args"),
+        ("a", "REGION", 4097, 0, f"{ARGS} (its object has 4096 bytes, got offset 0 and byte_size 4097)"),
+        ("a", "REGION", 64, 4090, f"{ARGS} (its object has 4096 bytes, got offset 4090 and byte_size 64)"),
+        ("a", "REGION", 0, 0, f"{ARGS} (its object has 4096 bytes, got offset 0 and byte_size 0)"),
         ("taken", "REGION", 64, 0, "shared memory region 'taken' already in manager"),
         *(
             (
@@ -154,9 +157,14 @@ def test_registrations_that_are_refused(
     ("use", "size", "offset", "message"),
     [
         ("zzz", 128, 0, "Unable to find shared memory region: 'zzz'"),
-        ("all", 128, 4097, "Invalid offset for shared memory region: 'all'"),
-        ("all", 128, 4000, "Invalid offset + byte size for shared memory region: 'all'"),
-        ("all", 0, 0, "Invalid offset + byte size for shared memory region: 'all'"),
+        (
+            "all",
+            128,
+            4097,
+            "Invalid offset for shared memory region: 'all' (it has 4096 bytes, got offset 4097)",
+        ),
+        ("all", 128, 4000, f"{PART} (it has 4096 bytes, got offset 4000 and byte size 128)"),
+        ("all", 0, 0, f"{PART} (it has 4096 bytes, got offset 0 and byte size 0)"),
         ("all", 64, 0, "input byte size mismatch for input 'INPUT0'"),
     ],
 )

@@ -131,7 +131,10 @@ def test_verbs_over_http(server: ServerProcess) -> None:
         ({"raw_handle": {"b64": "%"}}, "must be base64"),
         ({"raw_handle": handle}, "Shared memory register request has no 'device_id' field"),
         ({"raw_handle": handle, "device_id": 0}, "Shared memory register request has no 'byte_size' field"),
-        ({"raw_handle": handle, "device_id": 0, "byte_size": "x"}, "must be an integer of 0 or more"),
+        (
+            {"raw_handle": handle, "device_id": 0, "byte_size": "x"},
+            'must be an integer from 0 to 9223372036854775807, got "x"',
+        ),
         ([], "must be a JSON object"),
         (
             {"raw_handle": handle, "device_id": 99, "byte_size": 8},

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 import trio
 
+from neptrio.codec.json_writer import dump
+from neptrio.codec.text import bytes_text
 from neptrio.errors import InvalidArgument
+from neptrio.limits import shown
 from neptrio.request.infer_request import Tensor
 
 LARGE_BYTES = 1 << 20  # of parts of regions: copying more takes over a quarter of a millisecond
@@ -121,7 +124,8 @@ def _number(document: dict[str, Any], field: str) -> int:
         raise InvalidArgument(f"Shared memory register request has no '{field}' field")
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise InvalidArgument(
-            f"'{field}' of a shared memory register request must be an integer of 0 or more"
+            f"'{field}' of a shared memory register request must be an integer from 0 to {2**63 - 1}, got "
+            f"{shown(bytes_text(dump(value)))}"
         )
     return value
 

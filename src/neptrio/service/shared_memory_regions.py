@@ -75,9 +75,14 @@ def check_part(region: str, region_bytes: int, offset: int, byte_size: int, empt
     """Raises InvalidArgument unless a part (in bytes) lies inside its region, and has bytes. `empty`: it need not have any,
     since it is of a tensor without elements."""
     if offset < 0 or offset > region_bytes:
-        raise InvalidArgument(f"Invalid offset for shared memory region: '{shown(region)}'")
+        raise InvalidArgument(
+            f"Invalid offset for shared memory region: '{shown(region)}' (it has {region_bytes} bytes, got offset {offset})"
+        )
     if byte_size < 0 or (byte_size == 0 and not empty) or offset + byte_size > region_bytes:
-        raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{shown(region)}'")
+        raise InvalidArgument(
+            f"Invalid offset + byte size for shared memory region: '{shown(region)}' (it has {region_bytes} bytes, got offset "
+            f"{offset} and byte size {byte_size})"
+        )
 
 
 def check_fits(output: str, needed: int, byte_size: int) -> None:

@@ -134,7 +134,10 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             raise Internal(f"Unable to open shared memory region: '{shown(key)}'{why}") from None
         region = SystemRegion(name, key, offset, byte_size, _File(fd))
         if byte_size <= 0 or offset + byte_size > region.size():
-            raise InvalidArgument(f"failed to register shared memory region '{shown(name)}': invalid args")
+            raise InvalidArgument(
+                f"failed to register shared memory region '{shown(name)}': invalid args (its object has {region.size()} bytes, "
+                f"got offset {offset} and byte_size {byte_size})"
+            )
         self._regions[name] = region
         self._open.add(region.file)
         self._count_large()
