@@ -10,6 +10,7 @@ import atheris
 # what is written in Python: its branches are counted as well
 INSTRUMENTED = [
     "neptrio.backends.kernel.expressions",
+    "neptrio.codec.generate",
     "neptrio.transport.header_policy",
     "neptrio.transport.host_header",
     "neptrio.transport.http1.connection",

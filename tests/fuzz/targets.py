@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from neptrio.backends.kernel.expressions import LIMIT, Scope, Values, parse
+from neptrio.codec import generate
 from neptrio.codec.json_reader import load
 from neptrio.codec.json_request import decode_request as decode_json
 from neptrio.codec.proto_request import decode_request as decode_protobuf
@@ -266,6 +267,24 @@ def json_document(data: bytes) -> None:
         assert ours == theirs, (ours, theirs)
 
 
+def generate_request(data: bytes) -> None:
+    """A body of generate: the loop and a worker make the same of it."""
+    for model in Directory().ready_models():
+        made: list[Any] = []
+        for large in (False, True):
+            request = InferRequest()
+            request.model_name, request.model = model.name, model
+            try:
+                generate.decode(request, exact(data), large, (lambda size: None) if large else None)
+            except TritonError as error:
+                made.append(str(error))
+                continue
+            look_at(request, model)
+            inputs = [(tensor.name, tensor.shape, bytes(tensor)) for tensor in request.inputs]
+            made.append((request.id, repr(request.parameters), inputs))  # as text: NaN is not equal to itself
+        assert made[0] == made[1], made
+
+
 def protobuf_request(data: bytes) -> None:
     """A ModelInferRequest: what is decoded is what protobuf reads, what protobuf refuses is refused."""
     body = exact(data)
@@ -429,6 +448,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "http1": http1,
     "json_request": json_request,
     "json_document": json_document,
+    "generate": generate_request,
     "protobuf": protobuf_request,
     "http2": http2,
     "expressions": expressions,
