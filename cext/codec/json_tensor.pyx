@@ -129,12 +129,12 @@ cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bi
         c = p[0]
         if p - start < 19 and c != b"." and c != b"e" and c != b"E":
             s.at = p - s.text
-            if m > limit + (1 if minus else 0):
-                with gil:
-                    raise _out_of_range(s, at, dtype, name)
             if minus and not signed:
                 with gil:
                     raise _bad_element(dtype)
+            if m > limit + (1 if minus else 0):
+                with gil:
+                    raise _out_of_range(s, at, dtype, name)
             negative[0] = minus
             magnitude[0] = m
             return 0

@@ -191,6 +191,13 @@ for datatype, value, low, high in (
         only(datatype, [value]),
         f"Unable to parse 'data': {value} is out of range for {datatype} input 'INPUT0' [{low}, {high}]",
     )
+for datatype, more in (("UINT8", 0), ("UINT8", 20), ("UINT64", 0), ("UINT64", 20)):
+    case(  # whatever follows it
+        f"negative-{datatype}-{more}",
+        datatype.lower(),
+        only(datatype, [-300, *[0] * more]),
+        f"Unable to parse 'data': {KIND.format('unsigned-integer')}",
+    )
 case(
     "raw-two-inputs",
     "simple",
