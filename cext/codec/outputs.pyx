@@ -52,16 +52,19 @@ def select(InferRequest request, InferResponse response, services):
 
 def selects_slowly(InferRequest request not None, InferResponse response not None):
     # type: (..., ...) -> bool
-    """Whether select() takes so long that a worker must do it: it classifies a large output, or copies one into shared
+    """Whether select() takes so long that a worker must do it: it classifies a large output, or copies much into shared
     memory, or waits for a GPU to copy it. See docs/loop.md."""
     cdef RequestedOutput o
     cdef Tensor t
+    cdef Py_ssize_t copied = 0
     for o in request.outputs:
         if o.shm_region is not None and response.outputs is not None:
             for t in response.outputs:
                 if o.name == t.name:
-                    if t.nbytes > COPIED_BYTES and t.memory_kind != GPU_MEMORY:
-                        return True
+                    if t.memory_kind != GPU_MEMORY:
+                        copied += t.nbytes
+                        if copied > COPIED_BYTES:
+                            return True
                     if in_use() and copied_out(t, o.shm_place, o.shm_offset):
                         return True
         if o.class_count and response.outputs is not None:

@@ -1,6 +1,6 @@
-# A server's files that parts are read from: how many have parts so large that workers read them, and what all parts take.
+# A server's files that parts are read from: which requests may name so much of them that workers read it, and what all parts take.
 cdef class LargeFiles:
-    cdef public Py_ssize_t count    # trio thread only
+    cdef public Py_ssize_t least    # bytes of a request; shorter ones need not be searched. Trio thread only
     cdef readonly Py_ssize_t held   # bytes of all living parts
 
 # A part of a file, read into memory of its own.

@@ -23,6 +23,9 @@ import os
 
 cimport cython
 
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t, size_t)
 
@@ -109,6 +112,9 @@ cdef void give_mapping(char* at, size_t size) noexcept:
 
 cdef class LargeFiles:
     """Says whether it is worth looking for large parts in a request, so that others do not pay for it."""
+
+    def __cinit__(self):
+        self.least = PY_SSIZE_T_MAX
 
 
 @cython.no_gc   # it refers to numbers alone

@@ -45,6 +45,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> WorkersGate:
 @pytest.fixture
 def server(tmp_path: Path, gate: WorkersGate, region: Any) -> Iterator[EmbeddedServer]:
     write_model(tmp_path, "identity", identity_config(dims="-1", max_batch_size=0, pairs=1))
+    write_model(tmp_path, "four", identity_config(dims="-1", max_batch_size=0, pairs=4))
     with EmbeddedServer(tmp_path, allow_client_shm=True) as made:
         yield made
         made.ask(gate.open.set)
@@ -104,17 +105,49 @@ def test_a_region_that_ends_earlier_is_the_requests_error(
         )
 
 
-def test_without_large_regions_nobody_looks(server: EmbeddedServer, gate: WorkersGate) -> None:
-    """A request that names a large part of a small region is refused by the loop, as ever."""
+def test_a_request_too_short_to_name_much_is_not_searched(server: EmbeddedServer, gate: WorkersGate) -> None:
+    """What it says of a small region is refused by the loop."""
     with httpclient.InferenceServerClient(server.http) as client:
-        client.register_system_shared_memory("all", REGION, LARGE // 2)
+        client.register_system_shared_memory("all", REGION, 4096)
         with pytest.raises(InferenceServerException, match="Invalid offset"):
             client.infer("identity", asked(httpclient, COUNT))
         assert gate.asked == 0
-        client.register_system_shared_memory("more", REGION, 2 * LARGE)
-        assert server.server.services.shared_memory.large.count == 1
-        client.unregister_system_shared_memory("more")
-        assert server.server.services.shared_memory.large.count == 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_small_parts_of_a_small_region_that_are_large_together(
+    server: EmbeddedServer, gate: WorkersGate, protocol: str
+) -> None:
+    """The region has no more than the loop reads at once, and the request, which is short, names it again and again."""
+    module: Any = httpclient if protocol == "http" else grpcclient
+    server.ask(gate.open.set)
+    with module.InferenceServerClient(server.http if protocol == "http" else server.grpc) as client:
+        client.register_system_shared_memory("all", REGION, LARGE // 32)
+        for count, steps in ((32, 1), (8, 1)):  # of these the first are large together, the others not
+            made = [module.InferInput(f"INPUT{i}", [COUNT // 32], "INT32") for i in range(count)]
+            for tensor in made:
+                tensor.set_shared_memory("all", LARGE // 32)
+            with pytest.raises(InferenceServerException, match=f"expected 1 inputs but got {count}"):
+                client.infer("identity", made)
+            assert gate.asked == steps
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_outputs_that_are_large_together(server: EmbeddedServer, gate: WorkersGate, protocol: str) -> None:
+    module: Any = httpclient if protocol == "http" else grpcclient
+    server.ask(gate.open.set)
+    with module.InferenceServerClient(server.http if protocol == "http" else server.grpc) as client:
+        client.register_system_shared_memory("all", REGION, 2 * LARGE)
+        inputs, outputs = [], []
+        for i in range(4):
+            inputs.append(module.InferInput(f"INPUT{i}", [COUNT // 4], "INT32"))
+            inputs[-1].set_data_from_numpy(VALUES[: COUNT // 4])
+            outputs.append(module.InferRequestedOutput(f"OUTPUT{i}"))
+            outputs[-1].set_shared_memory("all", LARGE // 4, i * LARGE // 4)
+        client.infer("four", inputs, outputs=outputs[:2])
+        assert gate.asked == 0, "the loop copies a MiB itself"
+        client.infer("four", inputs, outputs=outputs)
+        assert gate.asked == 1
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ cdef class UnaryCore(GrpcStream):
             return
         large = message is not None and len(message) > LARGE_MESSAGE
         if (message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers
-                or ((large or connection.large_files.count) and decodes_slowly(message))):
+                or ((large or len(message) >= connection.large_files.least) and decodes_slowly(message))):
             self.start_slow_path()
             return
         self._message = None

@@ -533,7 +533,7 @@ cdef class Http1FastPath(Connection):
                 known = keep(p, &head, route, &self.head_seen)
                 if known is not None:
                     self.known_head = known
-        if self.large_files.count and names_large_inputs(p[at:at + length]):
+        if length >= self.large_files.least and names_large_inputs(p[at:at + length]):
             return 0
         if self.asks_who:
             owner = self.owner_of(head.token, head.token_length, <str>route[0])

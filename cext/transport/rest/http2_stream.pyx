@@ -191,7 +191,7 @@ cdef class RestStream(BodyStream):
         cdef bytes body = self.body()    # its size was announced
         if self.ended or self.trailers is not None:
             return 0
-        if connection.large_files.count and names_large_inputs(body):
+        if len(body) >= connection.large_files.least and names_large_inputs(body):
             self.route = None
             connection.begin_exchange(self)
             self.exchange.on_body(body)

@@ -4,7 +4,7 @@ from typing_extensions import Buffer
 def trim() -> None: ...
 
 class LargeFiles:
-    count: int
+    least: int
     @property
     def held(self) -> int: ...
 

@@ -54,7 +54,7 @@ class SharedMemoryService:
 
     @property
     def large(self) -> LargeFiles:
-        """Counts the regions with parts that workers should read."""
+        """Says which requests may name parts of regions that workers should read."""
         return self.system.large
 
     def input_reader(

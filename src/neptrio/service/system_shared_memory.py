@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fit
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 FOLDER = "/dev/shm"
+INPUT_BYTES = 60  # of a request: it takes no fewer to name a part, in a message of gRPC or in JSON
 
 
 def default_input_limit() -> int:
@@ -140,15 +142,17 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             )
         self._regions[name] = region
         self._open.add(region.file)
-        self._count_large()
+        self._look_at_sizes()
 
-    def _count_large(self) -> None:
-        self.large.count = sum(region.byte_size > LARGE_BYTES for region in self._regions.values())
+    def _look_at_sizes(self) -> None:
+        """A request may name the largest region as often as it has room for."""
+        largest = max((region.byte_size for region in self._regions.values()), default=0)
+        self.large.least = INPUT_BYTES * (LARGE_BYTES // largest + 1) if largest else sys.maxsize
 
     def unregister(self, name: str = "") -> None:
         """Unregisters one region, or all without a name. With no region left, memory kept for inputs is released."""
         super().unregister(name)
-        self._count_large()
+        self._look_at_sizes()
         if not self._regions:
             file_part.trim()
 

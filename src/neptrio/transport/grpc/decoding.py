@@ -40,8 +40,8 @@ class GrpcInfer(InferCall):
         return compression.refusal(message, error, most)
 
     def slow(self, message: Any) -> bool:
-        large = len(message) > LARGE_MESSAGE or self.services.shared_memory.large.count
-        return bool(large) and decodes_slowly(message)
+        large = len(message) > LARGE_MESSAGE or len(message) >= self.services.shared_memory.large.least
+        return large and decodes_slowly(message)
 
     def text_bytes(self, message: Any) -> int:
         return 0  # it is counted until it is answered, and says exactly what is made of it

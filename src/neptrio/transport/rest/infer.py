@@ -156,7 +156,7 @@ class HttpInfer(InferCall):
             request.model.scheduler.expect_room()
 
     def slow(self, body: Any) -> bool:
-        if self.services.shared_memory.large.count and names_large_inputs(self._json(body)):
+        if len(body) >= self.services.shared_memory.large.least and names_large_inputs(self._json(body)):
             return True
         if len(body) <= DECODED_LATER:
             return False
