@@ -95,6 +95,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ssize_t nghttp2_session_mem_recv(nghttp2_session*, const uint8_t*, size_t)
     int nghttp2_session_send(nghttp2_session*)
     int nghttp2_session_want_read(nghttp2_session*)
+    size_t nghttp2_session_get_outbound_queue_size(nghttp2_session*)
     int nghttp2_session_consume_connection(nghttp2_session*, size_t)
     int nghttp2_session_consume_stream(nghttp2_session*, int32_t, size_t)
     int nghttp2_session_resume_data(nghttp2_session*, int32_t)

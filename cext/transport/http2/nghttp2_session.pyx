@@ -18,7 +18,9 @@ Rules:
     once the output is flushed.
  6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, empty DATA)
     are paid from a budget, which useful work and time refill. A peer that exceeds it is disconnected with
-    ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.FloodBudget.
+    ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.FloodBudget. So is one that leaves MOST_QUEUED frames unread that
+    the library has to send: it refuses streams beyond the limit by itself, and lets a peer open them that has not
+    acknowledged our SETTINGS.
  7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR), so that the client does not send the
     rest of a message that nobody reads.
  8. The library holds two kinds of pointers to our objects, without counting them. Pointers to the Session: the
@@ -56,6 +58,7 @@ log = logging.getLogger("neptrio.http2")
 
 cdef enum:
     LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
+    MOST_QUEUED = 16384    # frames to be sent, of some 200 bytes each: several times what one pass of a peer that reads makes
 
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
 cdef bytes TOO_MANY_PINGS = b"too_many_pings"
@@ -146,6 +149,8 @@ cdef class Session(Http2Session):
         self.has_output = True
         if rv >= 0:
             self.endless()
+            if nghttp2_session_get_outbound_queue_size(self.session) > MOST_QUEUED:
+                self.flood("too many frames that it does not read")
         if rv < 0 or self.flooded:
             self.dead = True
             if self.failure is None:

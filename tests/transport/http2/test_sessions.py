@@ -422,3 +422,36 @@ def test_a_session_is_entered_once_at_a_time() -> None:
     session = peer.session = import_module(CHOICES["nghttp2"]).Session(Nested, FloodBudget(PingPolicy(0, 0)))
     assert (1, 5, 1) in parse(calling(peer, 1))
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_refusals_that_nobody_reads_do_not_gather(name: str) -> None:
+    """A client that has not acknowledged our SETTINGS may open any number of streams; each beyond the limit is refused."""
+    peer = Peer(name)
+    peer.session.receive(memoryview(bytearray(PREFACE + frame(4, 0, 0))), SECOND)
+    peer.pump()
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    block = encoder.encode(HEADERS)
+    for first in range(1, 80_000, 2000):
+        opened = b"".join(frame(1, 4, i, block) for i in range(first, first + 2000, 2))
+        peer.session.receive(memoryview(bytearray(opened)), SECOND)
+        if peer.session.dead:
+            break
+    assert peer.session.dead
+    assert GOAWAY in {kind for kind, _, _ in parse(peer.pump())}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_client_that_reads_is_refused_any_number_of_streams(name: str) -> None:
+    """One that opened streams before it had our SETTINGS, with libnghttp2; h2 ends the connection."""
+    peer = Peer(name)
+    peer.session.receive(memoryview(bytearray(PREFACE + frame(4, 0, 0))), SECOND)
+    block = Encoder().encode(HEADERS)
+    refused = 0
+    for first in range(1, 80_000, 2000):
+        opened = b"".join(frame(1, 4, i, block) for i in range(first, first + 2000, 2))
+        peer.session.receive(memoryview(bytearray(opened)), SECOND)
+        refused += sum(kind == 3 for kind, _, _ in parse(peer.pump()))
+    assert refused > 30_000 or name == "h2"
+    assert peer.session.dead == (name == "h2")

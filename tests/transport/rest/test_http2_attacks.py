@@ -169,6 +169,24 @@ def test_priority_tree_flood(attacker: RawClient) -> None:
 
 
 @pytest.mark.slow
+def test_streams_without_end_whose_refusals_nobody_reads(process: ServerProcess) -> None:
+    """SETTINGS that are not acknowledged do not hold yet: streams beyond the limit are refused one by one."""
+    before = resident(process.process.pid)
+    with Http2(process.http) as neighbour, RawClient(process.http, preface=False) as client:
+        client.encoder.header_table_size = 0
+        block = head(client, 1)
+        client.send(PREFACE + frame(SETTINGS, 0, 0))
+        client.sock.settimeout(1)  # the server reads no more
+        with pytest.raises(OSError):
+            for first in range(1, 16_000_000, 20_000):
+                client.send(
+                    b"".join(frame(HEADERS, END_HEADERS, i, block) for i in range(first, first + 20_000, 2))
+                )
+        assert resident(process.process.pid) - before < 128 << 20
+        assert neighbour.request("POST", INFER, GOOD).status == 200
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 1000, 60_000])
 def test_continuation_flood(attacker: RawClient, size: int) -> None:
     part = frame(CONTINUATION, 0, 1, b"y" * size)
