@@ -8,7 +8,8 @@ transport/http1/exchange.py and transport/rest/http2_connection.py say.
 Rules:
  1. A request is answered once: by reply(), refuse() or finish(), whichever comes first.
  2. What takes long is done by workers (rest/infer.py says what); the connection is paused meanwhile.
- 3. When the peer leaves, disconnect() cancels what is under way; what is answered nevertheless is dropped.
+ 3. When the peer leaves, disconnect() cancels what is under way; what is answered nevertheless is dropped. An app that asks
+    only afterwards is told so, too: its connection may still be sending what was answered before.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ class HttpExchange(Responder):
         self.infer: HttpInfer | None = None
         self.extra: Headers = []  # headers of the answer in addition to the usual ones
         self._working: trio.CancelScope | None = None
+        self._left = False  # disconnect() was called
         self._disconnected: trio.Event | None = None
 
     # ------------------------------------------------------------ subclasses say
@@ -233,7 +235,7 @@ class HttpExchange(Responder):
         """Set once the peer is gone."""
         if self._disconnected is None:
             self._disconnected = trio.Event()
-            if self.gone:
+            if self._left or self.gone:
                 self._disconnected.set()
         return self._disconnected
 
@@ -244,6 +246,7 @@ class HttpExchange(Responder):
 
     def disconnect(self, services: Services) -> None:
         """The peer is gone: cancels the request and tells the app."""
+        self._left = True
         if self._disconnected is not None:
             self._disconnected.set()
         if self._working is not None:
