@@ -21,6 +21,7 @@ from tests.support.gate import Gate
 from tests.support.http import Http1
 from tests.support.infer_messages import identity
 from tests.support.latch import Latch
+from tests.support.memory import resident
 from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import LIVE, RawClient, message
 from tests.support.repository import identity_config, write_model
@@ -81,6 +82,25 @@ def test_hundreds_of_idle_connections(repository: Path) -> None:
             # idle connections end within seconds while others are turned away
             until(lambda: infer(server) == 200, "there is room for a request")
         assert server.log().count("turned away a connection") < 100  # which would be one for each
+
+
+@pytest.mark.slow
+@without_front_ends
+@pytest.mark.parametrize("path", ["/v2", INFER])
+def test_an_idle_connection_keeps_no_head(repository: Path, path: str) -> None:
+    """Each of 400 had 60 KB, and may stay idle for as long as it likes."""
+    with ServerProcess(repository) as server, ExitStack() as stack:
+        clients = [stack.enter_context(Http1(server.http)) for _ in range(400)]
+
+        def ask(size: int) -> int:
+            for client in clients:
+                body = GOOD if path == INFER else b""
+                reply = client.request("POST" if body else "GET", path, body, {"x-much": "y" * size})
+                assert reply.status == 200
+            return resident(server.process.pid)
+
+        before = ask(1)
+        assert ask(60_000) - before < 8 << 20
 
 
 def infer(server: ServerProcess) -> int:

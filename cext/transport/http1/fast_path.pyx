@@ -310,6 +310,8 @@ cdef class Http1FastPath(Connection):
             self.count(written)
         if not exchanges:
             self.since_ns = now_ns()
+            if self.head.head_bytes and self.state == State.IDLE:
+                self.head.clear()    # which may have 64 KiB, and nobody knows how long the connection is idle
             if self.continue_due:
                 self.go_ahead()
             if self.idle is not None:
