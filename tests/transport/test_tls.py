@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import _ssl
+import ctypes
+import socket
 import ssl
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,10 +23,12 @@ from neptrio.transport import port_server
 from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
+from tests.support.raw_http2 import PREFACE, frame
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
 Start = Callable[..., ServerProcess]
+SETTINGS = frame(4, 0, 0)
 
 
 @pytest.fixture
@@ -196,3 +203,58 @@ def test_a_handshake_that_does_not_come_ends_the_connection(
     with EmbeddedServer(tmp_path / "models", **files, **more) as server:
         with Http1(getattr(server, port)) as silent:
             assert silent.closed()
+
+
+# ---------------------------------------------------------------- key updates
+
+RECEIVE_TIMEOUT = struct.pack("ll", 30, 0)
+
+
+def openssl() -> Any:
+    """The library behind `ssl`, which has no call for key updates; skips where its names are not to be had."""
+    try:
+        library = ctypes.CDLL(_ssl.__file__)
+        for name in ("SSL_CTX_new", "SSL_new", "TLS_client_method"):
+            getattr(library, name).restype = ctypes.c_void_p
+        library.SSL_key_update.restype = ctypes.c_int
+    except (AttributeError, OSError):
+        pytest.skip("this Python does not show its OpenSSL")
+    return library
+
+
+def updated_keys(address: str, most: int) -> int:
+    """Asks for new keys `most` times over TLS 1.3 and reads nothing; how often that went before the server ended it."""
+    library = openssl()
+    host, _, port = address.rpartition(":")
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((host, int(port)))
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, direction, RECEIVE_TIMEOUT)
+        context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+        library.SSL_CTX_set_alpn_protos(context, b"\x02h2", 3)
+        client = ctypes.c_void_p(library.SSL_new(context))
+        library.SSL_set_fd(client, sock.fileno())
+        try:
+            assert library.SSL_connect(client) == 1
+            library.SSL_write(client, PREFACE + SETTINGS, len(PREFACE + SETTINGS))
+            for done in range(most):
+                library.SSL_key_update(client, 1)
+                if library.SSL_do_handshake(client) != 1:
+                    return done
+            return most
+        finally:
+            library.SSL_free(client)
+            library.SSL_CTX_free(context)
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_keys_and_does_not_read(start: Start, certificates: Certificates) -> None:
+    """Each request is answered with a record, and nothing else in TLS bounds how many wait for it."""
+    files = certificates.folder / "server.pem", certificates.folder / "server.key"
+    flags = ("--grpc-use-ssl=true", f"--grpc-server-cert={files[0]}", f"--grpc-server-key={files[1]}")
+    with start(*flags) as server:
+        with Http2(server.http, certificates.client("", "h2")) as neighbour:
+            assert neighbour.request("GET", "/v2").status == 200
+            assert updated_keys(server.grpc, 500_000) < 500_000
+            assert neighbour.request("GET", "/v2").status == 200

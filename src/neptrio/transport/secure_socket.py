@@ -12,7 +12,9 @@ Rules:
  3. One receive() reads from the socket at most once, so other connections have their turn.
  4. Records leave in the order in which they were made: those that OpenSSL makes by itself (tickets, answers to key
     updates, alerts) as well as the writer's, because one queue takes both.
- 5. Bytes to send are encrypted as the socket takes them, PORTION at a time: a large answer neither holds up the loop nor
+ 5. A peer that has OpenSSL make more than OWN_BYTES of records and does not read is done with: each of its key updates asks
+    for one, and nobody else would bound them.
+ 6. Bytes to send are encrypted as the socket takes them, PORTION at a time: a large answer neither holds up the loop nor
     exists twice.
 """
 
@@ -22,6 +24,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 HANDSHAKE_BYTES = 16 << 10  # received at once before the client has been let in
 PORTION = 256 << 10  # bytes encrypted at once: a fraction of a millisecond
 AT_ONCE = 1 << 20  # most bytes that one send() encrypts when the socket takes all
+OWN_BYTES = 64 << 10  # most bytes of records that OpenSSL makes by itself while the peer takes none
 
 
 class SecureSocket:
@@ -148,7 +152,7 @@ class SecureSocket:
         return 0 if self._ended else -1
 
     def _say(self) -> None:
-        """Sends what OpenSSL has to say by itself (rule 4)."""
+        """Sends what OpenSSL has to say by itself (rule 4). Raises OSError for a peer that does not read it (rule 5)."""
         if self._outgoing.pending and self._writer is not None:
             self._writer.send_records()
 
@@ -186,7 +190,8 @@ class SecureSocket:
             self._ssl.unwrap()
         except (ssl.SSLError, ValueError, OSError):
             pass  # the peer's own alert is not waited for
-        self._say()
+        with suppress(OSError):
+            self._say()
 
     def let_go(self) -> None:
         """The connection has ended: ends that this and its writer refer to each other."""
@@ -199,6 +204,7 @@ class SecureSocketWriter(SocketWriter):
     def __init__(self, secure: SecureSocket, start: Callable[[Any], None], poller: Poller | None) -> None:
         super().__init__(secure.sock, start, poller)
         self._secure = secure
+        self._own = 0  # bytes that send_records() was given since the socket last took all
         self._plain: deque[memoryview] = (
             deque()
         )  # not encrypted: only while encrypted bytes wait in the queue
@@ -232,8 +238,13 @@ class SecureSocketWriter(SocketWriter):
             self.write_later()
 
     def send_records(self) -> None:
-        """Sends records that OpenSSL has made by itself."""
-        super().send([self._secure.records()])
+        """Sends records that OpenSSL has made by itself. Raises OSError where that are too many for a peer that does not read."""
+        records = self._secure.records()
+        self._own = self._own + len(records) if self.queue else 0
+        if self._own > OWN_BYTES:
+            self.give_up()
+            raise ConnectionAbortedError("the peer asks for records of TLS and does not read")
+        super().send([records])
 
     def refill(self) -> bool:
         if self.broken or not self._plain:
