@@ -100,7 +100,7 @@ def test_the_start_up_text(tmp_path: Path) -> None:
         assert "did you mean 'max_batch_size'?" in " ".join(server.log().split())
         assert "'nonesuch'" in cells["nothing"][3]
         assert server.http and server.grpc and server.metrics
-        assert "accelerators: " in server.log()
+        server.until_logged("accelerators: ")
         # what only this server's authors want to know is said with --log-verbose=1
         assert "sockets are waited for" not in server.log() and "HTTP/2 session" not in server.log()
     for line in ("loading: good:3", "successfully loaded 'good' version 3 in ", "(1 x CPU)"):
@@ -111,7 +111,7 @@ def test_the_start_up_text(tmp_path: Path) -> None:
         "successfully unloaded 'good' version 3",
         "stopped",
     ):
-        assert f"] {line}\n" in server.log()
+        server.until_logged(f"] {line}\n")
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_every_model_has_its_lines(tmp_path: Path) -> None:
 def test_what_only_authors_want_to_know_is_verbose(tmp_path: Path) -> None:
     write_model(tmp_path, "good", identity_config())
     with ServerProcess(tmp_path, "--log-verbose=1") as server:
-        assert "] sockets are waited for: in trio's stead; HTTP/2 session: " in server.log()
+        server.until_logged("] sockets are waited for: in trio's stead; HTTP/2 session: ")
 
 
 def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:

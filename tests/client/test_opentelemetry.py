@@ -216,7 +216,7 @@ def test_the_server_may_start_with_level_tensors(tmp_path: Path, collector: Coll
     write_model(tmp_path, "single", identity_config(pairs=1))
     flags = opentelemetry(collector.url, "--trace-config=level=TENSORS", "--trace-config=rate=1")
     with ServerProcess(tmp_path, *(flag for flag in flags if "TIMESTAMPS" not in flag)) as server:
-        assert "Tensor level tracing is not supported by the mode: opentelemetry" in server.log()
+        server.until_logged("Tensor level tracing is not supported by the mode: opentelemetry")
         before = len(collector.spans)
         with httpclient.InferenceServerClient(server.http) as client:
             assert client.get_trace_settings()["trace_level"] == ["TENSORS"]

@@ -202,7 +202,7 @@ def test_the_end_of_one_is_its_own(tmp_path: Path) -> None:
             assert client.read().status == 200
         for client in [*found.values(), *again.values()]:
             client.close()
-        assert "front end" in server.log()
+        server.until_logged("front end")
     gate.close()
 
 
@@ -259,4 +259,4 @@ def alive(pid: int) -> bool:
 def test_the_start_up_text_names_what_they_speak(repository: Path) -> None:
     with ServerProcess(repository, "--frontends=1", "--allow-grpc=false") as server:
         (pid,) = pids(server)
-        assert f"front ends speak HTTP (0: process {pid})\n" in server.log()
+        server.until_logged(f"front ends speak HTTP (0: process {pid})\n")

@@ -51,7 +51,7 @@ def test_it_does_not_hold_the_exit(tmp_path: Path, waits: bool, seconds: int, sa
                         lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk"
                     )
             server.stop()  # which fails if it does not end
-        assert said in server.log()
+        server.until_logged(said)
 
 
 def trace_setting(server: ServerProcess, name: str, value: str) -> http.client.HTTPConnection:

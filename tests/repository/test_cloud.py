@@ -260,7 +260,7 @@ def test_an_http_server(tmp_path: Path) -> None:
         with ServerProcess(local, *flags) as server:
             with httpclient.InferenceServerClient(server.http) as client:
                 infer(client)
-            assert f"repository '{url}' cannot be read: " in server.log()
+            server.until_logged(f"repository '{url}' cannot be read: ")
 
 
 @pytest.fixture(scope="module")

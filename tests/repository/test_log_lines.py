@@ -58,5 +58,5 @@ def test_requests_under_way_at_the_shutdown(tmp_path: Path) -> None:
         gate.go()
         assert answers.get(timeout=60)[1] is None
         assert server.ended() == 0
-        assert "successfully unloaded 'gate' version 1" in server.log()
+        server.until_logged("successfully unloaded 'gate' version 1")
     gate.close()

@@ -30,7 +30,7 @@ def test_a_missing_repository_leaves_the_server_up_and_not_ready(tmp_path: Path)
         assert status(server, "/v2/health/ready") == 400
         with grpcclient.InferenceServerClient(server.grpc) as client:
             assert client.is_server_live() and not client.is_server_ready()
-        assert f"failed to open model repository '{tmp_path / 'nowhere'}': no such folder" in server.log()
+        server.until_logged(f"failed to open model repository '{tmp_path / 'nowhere'}': no such folder")
 
 
 def test_a_polled_repository_may_come_later(tmp_path: Path) -> None:

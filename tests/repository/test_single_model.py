@@ -162,7 +162,7 @@ def test_a_folder_too_high_or_too_low_is_said(tmp_path: Path) -> None:
             assert said in " ".join(server.log().replace("|", " ").split())
     (tmp_path / "empty").mkdir()
     with ServerProcess(tmp_path / "empty") as server:
-        assert f"no models: there is no folder of a model in {tmp_path}/empty" in server.log()
+        server.until_logged(f"no models: there is no folder of a model in {tmp_path}/empty")
 
 
 @pytest.mark.slow

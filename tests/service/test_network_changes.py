@@ -175,7 +175,7 @@ def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> No
 
 def test_an_open_server_says_so_at_start(repository: Path) -> None:
     with ServerProcess(repository, "--grpc-address=0.0.0.0") as server:
-        assert "whoever can reach 0.0.0.0:0 may use the control verbs of trace, logging:" in server.log()
+        server.until_logged("whoever can reach 0.0.0.0:0 may use the control verbs of trace, logging:")
     with ServerProcess(repository) as server:
         assert "whoever can reach" not in server.log()
 

@@ -378,7 +378,7 @@ def test_a_tcp_address_speaks_tls_where_rest_does(repository: Path, tmp_path: Pa
     certificates.issue("server")
     flags = ("--admin-address=127.0.0.1:0", *certificates.flags("server"), *EXPLICIT)
     with ServerProcess(repository, *flags) as server:
-        assert "admin    on https://" in server.log()
+        server.until_logged("admin    on https://")
         for offered in (["h2", "http/1.1"], ["http/1.1"], []):  # curl's, old clients', none
             context = certificates.client(alpn="")
             if offered:
@@ -457,7 +457,7 @@ def test_the_file_is_its_owners_and_goes_with_the_server(repository: Path, tmp_p
     path = tmp_path / "admin"
     with ServerProcess(repository, f"--admin-address=unix:{path}") as server:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert f"admin    on unix:{path} (REST, gRPC, /metrics; control verbs only here)" in server.log()
+        server.until_logged(f"admin    on unix:{path} (REST, gRPC, /metrics; control verbs only here)")
     assert not path.exists()
     with ServerProcess(repository, f"--admin-address=unix:{path}", "--admin-socket-mode=660"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660

@@ -178,4 +178,4 @@ def test_a_configuration_with_impossible_dims_is_refused(tmp_path: Any) -> None:
     write_model(tmp_path, "good", identity_config())
     write_model(tmp_path, "wide", identity_config("TYPE_FP32", f"{2**40}, -1, {2**40}", 8, 1))
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
-        assert "more than 72057594037927936 elements" in server.log()
+        server.until_logged("more than 72057594037927936 elements")

@@ -142,7 +142,7 @@ def test_metrics_over_tls(tmp_path: Path, certificates: Certificates) -> None:
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     flags = [*metrics_flags(certificates), "--tls-min-version=1.3"]
     with ServerProcess(tmp_path / "models", *flags) as server:
-        assert "metrics  on https://127.0.0.1:" in server.log()
+        server.until_logged("metrics  on https://127.0.0.1:")
         with Http1(server.metrics, certificates.client()) as client:
             for _ in range(3):
                 reply = client.request("GET", "/metrics")

@@ -260,7 +260,7 @@ def test_its_configuration_log_and_metrics_are_the_servers(server: ServerProcess
     with http.InferenceServerClient(server.http) as client:
         config = client.get_model_config("count")
     assert config["max_batch_size"] == 8 and config["model_transaction_policy"] == {"decoupled": True}
-    assert "hello from double" in server.log()
+    server.until_logged("hello from double")
     stream(server.grpc, 1)
     assert 'seen_total{model="count"}' in scrape(server)
 

@@ -149,7 +149,7 @@ def test_a_driver_without_devices(tmp_path: Path) -> None:
     write_model(tmp_path, "gpu", add_config(" instance_group { kind: KIND_GPU }"), {"1/model.cu": ADD})
     with FakeGpu(devices=0) as gpu, ServerProcess(tmp_path, "--exit-on-error=false", env=gpu.env) as server:
         assert re.search(r"auto .*1 x CPU", server.log())
-        assert "has kind KIND_GPU but no GPUs are available" in server.log()
+        server.until_logged("has kind KIND_GPU but no GPUs are available")
         assert add(server, "auto", 1) == (200, [2])
 
 
@@ -383,7 +383,7 @@ def test_the_server_ends_where_the_flag_says_so(two_models: Path) -> None:
             gpu["fault_kernel"] = 1
             assert add(server, "one", 1)[0] == 500, "the request is answered first"
             assert server.ended() == 1
-            assert "because of --exit-on-device-error: GPU 0 cannot be used any more" in server.log()
+            server.until_logged("because of --exit-on-device-error: GPU 0 cannot be used any more")
 
 
 # ---------------------------------------------------------------- hanging kernels

@@ -176,7 +176,7 @@ def test_an_illegal_address_takes_the_model_out_of_service_until_the_server_star
 
     flags = ("--model-control-mode=explicit", "--load-model=breaking")
     with ServerProcess(tmp_path, *flags) as server:
-        assert "1 x GPU 0" in server.log()
+        server.until_logged("1 x GPU 0")
         assert infer(5)[1]["outputs"][0]["data"] == [5] * 32
         status, body = infer(-1)
         assert status == 500 and "CUDA_ERROR_ILLEGAL_ADDRESS" in body["error"]
@@ -210,7 +210,7 @@ def test_in_a_process_of_its_own_only_the_process_ends(tmp_path: Path) -> None:
         return status, body["outputs"][0]["data"] if status == 200 else body["error"]
 
     with ServerProcess(tmp_path) as server:
-        assert "1 x GPU 0, own processes" in server.log()
+        server.until_logged("1 x GPU 0, own processes")
         for value in (5, 6):
             until(lambda value=value: infer("apart", value) == (200, [value] * 32), "its process serves")  # type: ignore[misc]
             status, answer = infer("apart", -1)
@@ -254,7 +254,7 @@ def test_compiled_code_is_served_and_checked(tmp_path: Path) -> None:
             repository, name, kernel_config(0, *io, parameter("kernels", launch)), {"1/model.cubin": code}
         )
     with ServerProcess(repository, "--exit-on-error=false") as server:
-        assert "takes 2 arguments, the config of model 'wrong' gives 3" in server.log()
+        server.until_logged("takes 2 arguments, the config of model 'wrong' gives 3")
         tensor = {"name": "X", "datatype": "INT32", "shape": [32], "data": list(range(32))}
         status, body = post(server, "/v2/models/right/infer", {"inputs": [tensor]})
         assert status == 200 and body["outputs"][0]["data"] == list(range(32))

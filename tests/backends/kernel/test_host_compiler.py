@@ -291,7 +291,7 @@ def test_without_a_compiler_only_kernel_models_fail(tmp_path: Path) -> None:
         "NEPTRIO_KERNEL_CACHE": str(tmp_path / "cache"),
     }
     with ServerProcess(repository, "--exit-on-error=false", env=env) as server:
-        assert "no C++ compiler found (looked for" in server.log()
+        server.until_logged("no C++ compiler found (looked for")
         with httpclient.InferenceServerClient(server.http) as client:
             assert client.is_model_ready("identity") and not client.is_model_ready("kernel")
 

@@ -104,7 +104,7 @@ def test_tensors_stay_on_the_device_between_models(tmp_path: Path, onnx_gpu: tup
     write_model(repository, "last", ensemble(("a", "X", "t"), ("onnx", "t", "Y")))
     _, onnx = onnx_gpu
     with ServerProcess(repository, env=onnx.env) as server:
-        assert "1 x GPU 0" in server.log()
+        server.until_logged("1 x GPU 0")
         asked = onnx.said("providers")  # the first ones are for looking at the model
         assert asked[-1] == [["CUDAExecutionProvider", {"device_id": "0"}], "CPUExecutionProvider"]
         assert add(server, "three", 1, 2) == (200, [4, 5])
@@ -268,7 +268,7 @@ def test_a_run_that_hangs_ends_in_time(tmp_path: Path) -> None:
                 assert given_up in reason(server, model)[1]
                 assert add(server, model, 1)[0] == 503
             unload(server, "one")
-            assert "an execution of one_0_0 has not returned: its thread is left behind" in server.log()
+            server.until_logged("an execution of one_0_0 has not returned: its thread is left behind")
             status, body = post(server, "/v2/repository/models/one/load")
             assert status >= 400 and given_up in body["error"]
             assert server.stop() == 0
@@ -318,7 +318,7 @@ def test_an_unload_does_not_wait_for_another_models_run(tmp_path: Path) -> None:
             unload(server, "a")
             assert gpu["live_modules"] == 1
             unload(server, "two")
-            assert "two_0_0's session is released when that has ended" in server.log()
+            server.until_logged("two_0_0's session is released when that has ended")
             onnx.let_go("run")
             assert hanging.result(60) == (200, [-1])
             until(lambda: gpu["live_modules"] == 0, "the module is given back")
@@ -338,7 +338,7 @@ def test_a_session_is_not_released_while_a_kernel_hangs(tmp_path: Path) -> None:
             hanging = pool.submit(add, server, "a", 1)
             until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
             unload(server, "one")
-            assert "one_0_0's session is released when that has ended" in server.log()
+            server.until_logged("one_0_0's session is released when that has ended")
             assert server.stop() == 1
         with pytest.raises((OSError, http.client.HTTPException)):
             hanging.result(60)

@@ -193,7 +193,7 @@ def test_models_run_on_cuda_alone(tmp_path: Path) -> None:
     for name, content in (("dense", DENSE), ("convolution", CONVOLUTION), ("plus", PLUS_ONE)):
         write_model(tmp_path, name, onnx_config(ALL_ON_CUDA + without_tf32()), {"1/model.onnx": content})
     with ServerProcess(tmp_path) as server:
-        assert "1 x GPU 0" in server.log()
+        server.until_logged("1 x GPU 0")
         for n in (1, 3, 8):
             x = RNG.standard_normal((n, 64)).astype(np.float32)
             got = infer(server, "dense", X=x)

@@ -72,7 +72,7 @@ def test_an_error_that_ends_the_context_ends_one_process_and_the_next_one_serves
     write_model(tmp_path, "apart", add_config(GPU + APART), {"1/model.cu": ADD})
     write_model(tmp_path, "here", add_config(GPU), {"1/model.cu": ADD})
     with FakeGpu(fault_kernel_with=code) as gpu, ServerProcess(tmp_path, env=gpu.env) as server:
-        assert "1 x GPU 0, own processes" in server.log()
+        server.until_logged("1 x GPU 0, own processes")
         assert add(server, "apart", 1) == add(server, "here", 1) == (200, [2])
         until(
             lambda: held(server, "apart").keys() >= {("GPU", 0), ("CPU_PINNED", 0)}, "what its process holds"

@@ -202,7 +202,7 @@ def test_a_finalize_that_fails_without_a_text_ends(tmp_path: Path, code: str, wa
     isolated(tmp_path, "one", RAISES + code, DECOUPLED if code is SENDER else config(), way=WAYS[way])
     with ServerProcess(tmp_path) as server:
         assert server.stop() == 0
-        assert "this Silent cannot be made" in server.log()
+        server.until_logged("this Silent cannot be made")
 
 
 # ---------------------------------------------------------------- functions of the embedded server

@@ -225,7 +225,8 @@ class TritonPythonModel:
             with pytest.raises(InferenceServerException, match="has no available versions"):
                 infer(server, "changing", np.zeros(1, np.float32))
         server.stop()
-        assert "goodbye from 1" in server.log() and "goodbye from 2" in server.log()
+        server.until_logged("goodbye from 1")
+        server.until_logged("goodbye from 2")
         assert re.search(r"model.py:\d+\] goodbye", server.log())
 
 

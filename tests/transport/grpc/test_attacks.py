@@ -46,7 +46,7 @@ from tests.transport.conftest import SESSIONS
 def process(grpc_repository: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     env = {**os.environ, "NEPTRIO_HTTP2_SESSION": request.param}
     with ServerProcess(grpc_repository, "--log-verbose=1", env=env) as server:
-        assert f"HTTP/2 session: {request.param}" in server.log()
+        server.until_logged(f"HTTP/2 session: {request.param}")
         yield server
 
 
