@@ -28,6 +28,7 @@ from tests.support.statistics import stats
 from tests.support.waiting import until
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
+IN_ORDER = DECOUPLED + " dynamic_batching { preserve_ordering: true }"
 # the responses of `repeat`, passed on as they are or through a second step
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 0
@@ -259,8 +260,7 @@ class TritonPythonModel:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository: Path = tmp_path_factory.mktemp("repository")
     python_model(repository, "repeat", UNTIL_CANCELLED + REPEAT, config(extra=DECOUPLED))
-    in_order = DECOUPLED + " dynamic_batching { preserve_ordering: true }"
-    python_model(repository, "in_order", UNTIL_CANCELLED + REPEAT, config(extra=in_order))
+    python_model(repository, "in_order", UNTIL_CANCELLED + REPEAT, config(extra=IN_ORDER))
     python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
     python_model(repository, "held", HELD, config(extra=DECOUPLED))
     isolated(repository, "held_inside", HELD, config(extra=DECOUPLED), "none")

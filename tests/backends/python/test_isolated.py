@@ -65,6 +65,7 @@ def write_models(repository: Path, way: str) -> None:
     text = config("IN:TYPE_STRING:-1", "OUT:TYPE_STRING:-1")
     isolated(repository, "identity_string", execute.IDENTITY, text)
     isolated(repository, "repeat", decoupled.REPEAT, loose)
+    isolated(repository, "in_order", decoupled.REPEAT, config(extra=decoupled.IN_ORDER))
     isolated(repository, "async_repeat", decoupled.ASYNC, loose)
     isolated(repository, "returns", decoupled.RETURNS, loose)
     isolated(repository, "collect", decoupled.COLLECT)
