@@ -154,6 +154,7 @@ class Hearing(RingChild):
     def __init__(self, pair: Pair) -> None:
         self.end = pair.child
         self.calls = {}
+        self.decoupled_calls = set()
         self.hearing = threading.RLock()
 
 
