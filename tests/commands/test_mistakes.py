@@ -180,16 +180,19 @@ def test_who_asks_a_server_that_does_not_answer_can_be_interrupted(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(60)
         url = f"127.0.0.1:{listener.getsockname()[1]}"
-        asking = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "neptrio", *arguments, url],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.recv(1)
-            asking.send_signal(signal.SIGINT)
-            _, error = asking.communicate(timeout=60)
+        ) as asking:
+            try:
+                connection, _ = listener.accept()
+                with connection:
+                    assert connection.recv(1)
+                    asking.send_signal(signal.SIGINT)
+                    _, error = asking.communicate(timeout=60)
+            finally:
+                asking.kill()
     assert asking.returncode == (0 if command[0] == "top" else 130)
     assert "Traceback" not in error

@@ -125,7 +125,7 @@ class IsolatedInstance(BackendInstance):
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._starting: Process | None = None
-        self._finalized: Process | None = None
+        self._taken_over = False  # finalize() closes the process that serves
         self._cause = "its process has not started"
         self._answers: queue.SimpleQueue[dict[str, Any] | float | None] = queue.SimpleQueue()
         self._asked: dict[int, Callable[[bool], None]] = {}
@@ -227,7 +227,7 @@ class IsolatedInstance(BackendInstance):
             serving = self._process is process
             # who closes it: the next one's supervisor, finalize() if it has taken it over, else this thread
             goes_on = not self._stopping.is_set()
-            left_over = serving and not goes_on and self._finalized is not process
+            left_over = serving and not goes_on and not self._taken_over
             if serving:
                 self._process = None
                 self._cause = f"the model instance '{self.name}' failed: {process.cause}"
@@ -289,11 +289,11 @@ class IsolatedInstance(BackendInstance):
 
     def finalize(self) -> None:
         self.abort()  # ends a restart, too
-        process = self._taken_over()
+        process = self._take_over()
         if process is None:
             if self._supervisor is not None:
                 self._supervisor.join(self._limit + 5)
-            process = self._taken_over()
+            process = self._take_over()
             if process is None:
                 return
         process.post_message({"t": "finalize"})
@@ -307,11 +307,11 @@ class IsolatedInstance(BackendInstance):
             process.kill()
         process.close()
 
-    def _taken_over(self) -> Process | None:
+    def _take_over(self) -> Process | None:
         """The process that serves, which finalize() closes, even if it ends by itself from now on."""
         with self._lock:
-            self._finalized = self._process
-            return self._finalized
+            self._taken_over = self._process is not None
+            return self._process
 
     def let_go(self) -> None:
         super().let_go()
