@@ -1,4 +1,5 @@
 // Backends, models, instances: what they are told, their states, their reports.
+#include "device_memory.h"
 #include "objects.h"
 
 using namespace compiled;
@@ -12,13 +13,14 @@ API Failed TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor) {
 }
 
 // ---------------------------------------------------------------- memory managers
-// What is to be page-locked is ordinary memory: copies to a device are slower from there, and right.
 
-API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, int type, int64_t, uint64_t size) {
+API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, int type, int64_t id, uint64_t size) {
   FOUND(Manager, found, manager);
   GIVEN(buffer);
-  if (type != CPU && type != CPU_PINNED) return unsupported(__func__, "it has no memory but the CPU's to give");
   *buffer = nullptr;
+  if (type == GPU) return allocate_on_device(__func__, id, size, buffer);
+  if (type == CPU_PINNED && allocate_locked(size, buffer)) return nullptr;
+  if (type != CPU && type != CPU_PINNED) return fail(INVALID_ARG, std::string(__func__) + ": there is no such kind of memory");
   if (posix_memalign(buffer, 64, size > 0 ? size : 1) != 0) {
     *buffer = nullptr;
     return fail(UNAVAILABLE, "there are no " + std::to_string(size) + " bytes of memory left");
@@ -26,9 +28,11 @@ API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, in
   return nullptr;
 }
 
-API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int type, int64_t) {
+API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int type, int64_t id) {
   FOUND(Manager, found, manager);
-  if (type != CPU && type != CPU_PINNED) return unsupported(__func__, "it has no memory but the CPU's to give");
+  if (type == GPU) return free_on_device(__func__, id, buffer);
+  if (type == CPU_PINNED && free_locked(buffer)) return nullptr;
+  if (type != CPU && type != CPU_PINNED) return fail(INVALID_ARG, std::string(__func__) + ": there is no such kind of memory");
   free(buffer);
   return nullptr;
 }

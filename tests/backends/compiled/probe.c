@@ -16,7 +16,8 @@ void fine(error failed) {
 }
 
 object server;
-static object manager, counter;
+static object counter;
+object manager;
 static int model_state;
 
 /* ------------------------------------------------------------ what a request says */
@@ -462,6 +463,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       ask(request);
     } else if (strcmp(what, "look at kept") == 0) {
       look_at_kept(request);
+    } else if (strncmp(what, "memory ", 7) == 0) {
+      memory(request, what);
     } else if (strcmp(what, "many dimensions") == 0) {
       int64_t shape[65];
       int d;

@@ -7,7 +7,7 @@ void* output(object response, const char* name, int datatype, const int64_t* sha
 void text_output(object response, const char* text);
 void answer_text(object request, const char* text);
 
-extern object server;
+extern object server, manager;
 
 void every(object instance, object request); /* every.c */
 void server_says(object request, const char* what); /* server.c */
@@ -18,6 +18,7 @@ int again(object request); /* again.c */
 void count_down(object request, const char* how);
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
+void memory(object request, const char* what); /* memory.c */
 void loads(object instance, const char* how); /* concurrent.c */
 void hold(object instance, object request, int milliseconds);
 void meet(object instance, object request, const char* where);
