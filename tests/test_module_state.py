@@ -93,7 +93,7 @@ ALLOWED = {
     "src/neptrio/request/foreign_memory.py": {"_owners": A_TABLE},
     "src/neptrio/scheduling/base.py": {"NO_SCHEDULER": NO_STATE},
     "src/neptrio/service/statistics.py": {"NOTHING": NO_STATE},
-    "src/neptrio/transport/grpc/stream_infer.py": {"RESPONDER": NO_STATE},
+    "src/neptrio/transport/grpc/stream_responder.py": {"RESPONDER": NO_STATE},
     "src/neptrio/transport/http2/limits.py": {"GRPC": A_TABLE, "REST": A_TABLE},
     "src/neptrio/transport/grpc/status.py": {"_TRAILERS_OF_ALIKE": A_CACHE},
     "src/triton_python_backend_utils/_compiled_names.py": {"shared_memory": NO_STATE},

@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import trio
 from grpclib.const import Status
@@ -23,12 +23,9 @@ from grpclib.const import Status
 from neptrio.codec.outputs import select
 from neptrio.codec.proto_response import encode_response
 from neptrio.errors import Internal, TritonError, Unavailable, raise_it
-from neptrio.observe.trace import Trace
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
-    Protocol,
-    Responder,
     Timestamp,
     monotonic_ns,
 )
@@ -39,6 +36,8 @@ from neptrio.transport.grpc.decoding import GrpcInfer
 from neptrio.transport.grpc.message_stream import GrpcStream
 from neptrio.transport.grpc.selecting import Selecting
 from neptrio.transport.grpc.status import OK_HEADERS, OK_TRAILERS
+from neptrio.transport.grpc.stream_answers import Answer, StreamAnswers, error_answer
+from neptrio.transport.grpc.stream_responder import RESPONDER
 from neptrio.transport.http2.session import Headers, Http2Session
 
 if TYPE_CHECKING:
@@ -58,46 +57,6 @@ STREAM_OUTPUT_BYTES = 16 << 20
 AT_ONCE = 256  # messages that waited and are taken before others are served; a window has room for 800,000 empty ones
 
 
-class StreamResponder(Responder):
-    """Passes responses to the stream of their request, which is request.context."""
-
-    def __init__(self) -> None:
-        self.protocol = Protocol.GRPC_PROTOCOL
-
-    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        request.context.respond(request, response, final)
-
-    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
-        stream = request.context
-        if stream.congested:
-            stream.when_writable(callback)
-            return True
-        return False
-
-    def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None], stage: int) -> bool:
-        stream = request.context
-        return bool(stream.writer.when_taken(callback) if stage else stream.when_taken(callback))
-
-
-RESPONDER = StreamResponder()
-
-
-class _Answer(NamedTuple):
-    """An answer on its way out: of the request `id`, and whether that has no further one."""
-
-    segments: list[Any]
-    trace: Trace | None
-    id: str
-    final: bool
-
-
-def _error(error: TritonError, request_id: str, final: bool) -> list[Any]:
-    """The buffers of an error that is the answer to a request."""
-    response = InferResponse(None, error)
-    response.id = request_id
-    return encode_response(response, True, final)
-
-
 class _Entry(GrpcInfer):
     """A message of a stream, its request, and responses that wait until those of earlier requests are sent."""
 
@@ -109,7 +68,7 @@ class _Entry(GrpcInfer):
         self.came = size  # bytes of the message as it came
         self.access = stream.line(size)
         self.ordered = True
-        self.held: list[_Answer] = []
+        self.held: list[Answer] = []
         self.done = False
         self.size = self.serving = 0  # bytes of the plain message, and what of it serve() has counted
 
@@ -142,20 +101,20 @@ class StreamInfer(Call):
         self._input_bytes = 0
         self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
-        self._deflating: deque[_Answer] = deque()  # those that workers compress
         self._unfinished_bytes = 0  # of answers that workers classify or compress
-        self._selecting = Selecting(connection, self._respond, self._hold_unfinished)
+        self._selecting = Selecting(connection, self._respond, self.hold_unfinished)
         self._held_bytes = 0  # of answers that wait for earlier ones
         self._writable: list[Callable[[], None]] = []
         self._began_ns = monotonic_ns() if connection.services.admission.tracer.tracing else 0
         # metadata `triton_grpc_error: true`: the first error ends the stream with its status
-        self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
+        self.strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
         self._encoding: bytes | None = None
         if connection.compression != "none":
             accepted = headers.get(b"grpc-accept-encoding")
             self._encoding = compression.choose(connection.compression, accepted)
             if self._encoding is not None:
                 self.send_headers([*OK_HEADERS, (b"grpc-encoding", self._encoding)])
+        self._answers = StreamAnswers(self, connection, self._encoding)
 
     # ------------------------------------------------------------ the access log
 
@@ -275,19 +234,19 @@ class StreamInfer(Call):
         if entry.plain:
             self._reject(entry, error)
         else:
-            self._abort(error)
+            self.abort(error)
 
     def _reject(self, entry: _Entry, error: TritonError) -> None:
         """Answers a message with an error, in its turn, or ends the stream with it."""
         if entry.request not in self._open:
             self._add(entry)
-        if self._strict:
-            self._abort(error)
+        if self.strict:
+            self.abort(error)
             return
         if entry.access is not None:
             entry.access.asks(entry.request)
             entry.access.grpc = error.code.grpc.name
-        self._deliver(entry, _error(error, entry.request.id, True), True)
+        self._deliver(entry, error_answer(error, entry.request.id, True), True)
 
     def _add(self, entry: _Entry) -> None:
         self._open[entry.request] = entry
@@ -323,7 +282,7 @@ class StreamInfer(Call):
             return
         if self.paused and not self._waiting and not self._full:
             self.session.resume_input(self)
-        self._settle()
+        self.settle()
 
     @property
     def _may_take(self) -> bool:
@@ -337,9 +296,9 @@ class StreamInfer(Call):
         self._advance()
         self._connection.pass_ends()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Ends the stream if all its requests are answered and no more will come, or the server drains."""
-        if self._open or self._waiting or self._working or self._deflating or self.refused:
+        if self._open or self._waiting or self._working or self._answers.waiting or self.refused:
             return
         if self.input_ended:
             self.stop_clock()
@@ -357,11 +316,11 @@ class StreamInfer(Call):
             scheduler.disconnected(sequence)
 
     def on_half_close(self) -> None:
-        self._settle()
+        self.settle()
 
     def on_drain(self) -> None:
         self._draining = True
-        self._settle()
+        self.settle()
 
     # ------------------------------------------------------------ answers
 
@@ -378,7 +337,7 @@ class StreamInfer(Call):
             self._writable.append(callback)
 
     def on_writable(self) -> None:
-        if not self._deflating:
+        if not self._answers.waiting:
             self._wake()
         if self.paused or self._waiting:
             self._advance()
@@ -414,15 +373,15 @@ class StreamInfer(Call):
         if entry.access is not None:
             entry.access.answered(request, response)
             entry.access.grpc = "OK" if response.error is None else response.error.code.grpc.name
-        if response.error is not None and self._strict:
-            self._abort(response.error)
+        if response.error is not None and self.strict:
+            self.abort(response.error)
             return
         if not response.null or request.want_empty_final:
             try:
                 segments = encode_response(response, True, final)
             except TritonError as error:
-                if self._strict:
-                    self._abort(error)
+                if self.strict:
+                    self.abort(error)
                     return
                 response.outputs = response.parameters = None
                 response.error = error.with_traceback(None)
@@ -444,81 +403,36 @@ class StreamInfer(Call):
             if entry.ordered and order[0] is not entry:
                 if trace is not None:
                     trace.hold()
-                entry.held.append(_Answer(segments, trace, entry.request.id, final))
+                entry.held.append(Answer(segments, trace, entry.request.id, final))
                 self._hold(framed_size(segments))
             elif self._encoding is None:
                 self.send_segments(segments)
             else:
-                self._send(_Answer(segments, trace, entry.request.id, final))
+                self._answers.send(Answer(segments, trace, entry.request.id, final))
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
                 for answer in held:
                     self._hold(-framed_size(answer.segments))
-                    self._send(answer)
+                    self._answers.send(answer)
                     if answer.trace is not None:
                         answer.trace.release()
         if final and (self._waiting or self.paused):
             self._advance()
         elif not self._open:
-            self._settle()
+            self.settle()
         self._connection.want_flush()
-
-    def _send(self, answer: _Answer) -> None:
-        segments, trace = answer.segments, answer.trace
-        if self._encoding is None:
-            self.send_segments(segments)
-        elif not self._deflating and (deflater := self._deflater(segments)).done_here():
-            self.send_segments(deflater.segments)
-        else:
-            if trace is not None:
-                trace.hold()
-            self._deflating.append(answer)
-            self._hold_unfinished(framed_size(segments))
-            if len(self._deflating) == 1:
-                self._connection.wire.start(self._deflate)
-
-    def _deflater(self, segments: list[Any]) -> compression.FrameDeflater:
-        assert self._encoding is not None
-        return compression.FrameDeflater(segments, self._encoding, self._connection.compression)
-
-    async def _deflate(self) -> None:
-        """Lets the workers compress the large answers, one after the other, and sends them in order."""
-        workers = self._connection.services.workers
-        while self._deflating and not self.ended:
-            answer = self._deflating[0]
-            deflater = self._deflater(answer.segments)
-            try:
-                if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
-                    break
-                segments = deflater.segments
-            except TritonError as error:  # there is no thread
-                if self._strict:
-                    self._abort(error)
-                    break
-                segments = _error(error, answer.id, answer.final)
-            if self._deflating:
-                self._deflating.popleft()
-                self._hold_unfinished(-framed_size(answer.segments))
-            self.send_segments(segments)
-            if answer.trace is not None:
-                answer.trace.release()
-            self._connection.flush_soon()
-        if not self.ended and not self.out_bytes:
-            self.on_writable()
-        self._settle()
-        self._connection.flush_soon()
 
     def _hold(self, n: int) -> None:
         self._held_bytes += n
         self.account.hold(n)
 
-    def _hold_unfinished(self, n: int) -> None:
+    def hold_unfinished(self, n: int) -> None:
         self._unfinished_bytes += n
         self.account.hold(n)
 
-    def _abort(self, error: TritonError) -> None:
+    def abort(self, error: TritonError) -> None:
         """Ends the whole stream with an error's status."""
         self.refuse(error.code.grpc.value, str(error))
 
@@ -527,14 +441,14 @@ class StreamInfer(Call):
         if self._working is not None:
             self._working.cancel()
         self._waiting.clear()
-        for answer in itertools.chain(self._deflating, *(entry.held for entry in self._order)):
+        for answer in itertools.chain(self._answers.waiting, *(entry.held for entry in self._order)):
             if answer.trace is not None:  # what waited will not be sent
                 answer.trace.abandon()
                 answer.trace.release()
-        self._deflating.clear()
+        self._answers.waiting.clear()
         self._selecting.end()
         self._hold(-self._held_bytes)
-        self._hold_unfinished(-self._unfinished_bytes)
+        self.hold_unfinished(-self._unfinished_bytes)
         self._order.clear()
         open_, self._open = self._open, {}
         self._input_bytes = 0
