@@ -32,6 +32,13 @@ def tensor(module: Any, number: int, name: str = "INPUT0", datatype: str = "INT3
     return [made]
 
 
+def ask(client: Any, answers: queue.Queue[Any], id: str) -> None:
+    """Sends a request, the same each time, whose answer or error goes to `answers`."""
+    client.async_infer(
+        "gate", tensor(grpcclient, 7), lambda result, error: answers.put(error or result), request_id=id
+    )
+
+
 def accepted(server: ServerProcess, model: str) -> int:
     return int(stats(server, model)["live"]["accepted"])
 
@@ -58,12 +65,7 @@ def test_identical_requests_in_flight(gated: tuple[ServerProcess, Gate, bool]) -
     count = 5
     with grpcclient.InferenceServerClient(server.grpc) as client:
         for i in range(count):
-            client.async_infer(
-                "gate",
-                tensor(grpcclient, 7),
-                lambda result, error: answers.put(error or result),
-                request_id=f"r{i}",
-            )
+            ask(client, answers, f"r{i}")
         until(lambda: accepted(server, "gate") == count, "all are under way")
         runs = 1 if coalesce else count
         for _ in range(runs):
@@ -96,10 +98,8 @@ def test_a_default_level_without_levels_keeps_nobody_from_following(tmp_path: Pa
         ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
         grpcclient.InferenceServerClient(server.grpc) as client,
     ):
-        for _ in range(2):
-            client.async_infer(
-                "gate", tensor(grpcclient, 7), lambda result, error: answers.put(error or result)
-            )
+        for i in range(2):
+            ask(client, answers, f"r{i}")
             client.get_inference_statistics("gate")  # behind it on the same connection
         gate.started()
         gate.go()
@@ -117,12 +117,7 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
         grpcclient.InferenceServerClient(server.grpc) as client,
     ):
         for i in range(2):
-            client.async_infer(
-                "gate",
-                tensor(grpcclient, 7),
-                lambda result, error: answers.put(error or result),
-                request_id=f"r{i}",
-            )
+            ask(client, answers, f"r{i}")
         until(lambda: accepted(server, "gate") == 2, "both are under way")
         (leader,) = gate.started()
         gate.go("f")

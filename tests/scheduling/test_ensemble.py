@@ -345,14 +345,20 @@ def test_a_client_that_is_told_at_once_leaves_no_step_waiting() -> None:
     assert not repeat.responder.wait_for_room(repeat, lambda: None)
 
 
+def sends_at_once(world: World, count: int) -> tuple[Any, list[str]]:
+    """The first step, which has sent so many responses and waited for none, and who was called back."""
+    sender, woken = world.steps.calls[0], list[str]()
+    for i in range(count):
+        world.steps.answer(sender, i, final=False)
+        assert not sender.responder.wait_for_room(sender, lambda: woken.append("early"))
+    return sender, woken
+
+
 def test_a_decoupled_step_waits_for_the_steps_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
     world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
     _, sink = world.send()
-    repeat, woken = world.steps.calls[0], []
-    for i in range(2):
-        world.steps.answer(repeat, i, final=False)
-        assert not repeat.responder.wait_for_room(repeat, lambda: woken.append("early"))
+    repeat, woken = sends_at_once(world, 2)
     world.steps.answer(repeat, 2, final=False)
     assert repeat.responder.wait_for_room(repeat, lambda: woken.append("now"))
     world.steps.answer(world.steps.calls[2])  # the second: the first is not answered, so both stay
@@ -390,10 +396,7 @@ def test_one_that_later_steps_wait_for_waits_for_the_client_alone(monkeypatch: p
     monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
     world = World([step("repeat", "X=IN", "Y=A"), step("repeat", "X=A", "Y=OUT")])
     _, sink = world.send()
-    repeat, woken = world.steps.calls[0], []
-    for i in range(4):
-        world.steps.answer(repeat, i, final=False)
-        assert not repeat.responder.wait_for_room(repeat, lambda: woken.append("early"))
+    repeat, woken = sends_at_once(world, 4)
     sink.full = True
     assert repeat.responder.wait_for_room(repeat, lambda: woken.append("now"))
     sink.read()

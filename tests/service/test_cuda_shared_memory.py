@@ -68,9 +68,9 @@ def test_inputs_and_outputs_stay_inside_their_region() -> None:
     memory.unregister("r")  # the tensor keeps the region
     assert isinstance(tensor.owner, FakeRegion)
     trio.run(memory.register, "r", HANDLE, 1, 100)
-    region = memory.find("r")
+    region = memory.named("r")
     assert memory.output_place(region, 50, 50, 50, "Y")[0] == 4096 + 50
-    assert memory.find("other") is None
+    assert not memory.has("other")
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'zzz'"):
         memory.input_tensor("X", 11, (4,), "zzz", 0, 16)
     with pytest.raises(InvalidArgument, match="Invalid offset for shared memory region: 'r'"):

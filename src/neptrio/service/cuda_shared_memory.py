@@ -25,7 +25,7 @@ from typing import Any
 import neptrio.request.device_memory as device_memory
 from neptrio import datatypes
 from neptrio.backends.kernel import device
-from neptrio.errors import AlreadyExists, InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.errors import AlreadyExists, InvalidArgument, TritonError, Unavailable
 from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
@@ -154,9 +154,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
         """An input as a view of device memory. Raises NotFound or InvalidArgument."""
-        found = self._regions.get(region)
-        if found is None:
-            raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
+        found = self.named(region)
         self._check(found, offset, size, 0 in shape)
         if dtype == datatypes.BYTES:
             raise InvalidArgument(

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from neptrio.errors import NotFound, Unsupported
-from neptrio.limits import shown
+from neptrio.errors import Unsupported
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
@@ -72,11 +71,7 @@ class SharedMemoryService:
         """The region of that name, to be asked for when the request comes: its output goes there, whatever is registered under
         the name when it is ready. Raises NotFound or Unsupported."""
         self.check_allowed()
-        for regions in (self.system, self.cuda):
-            found = regions.find(region)
-            if found is not None:
-                return found
-        raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
+        return self.system.named(region) if self.system.has(region) else self.cuda.named(region)
 
     def output_place(self, region: Any, offset: int, size: int, needed: int, output: str) -> Any:
         """(address, owner) of the device memory for an output of `needed` bytes, None when `region` is not on a GPU.

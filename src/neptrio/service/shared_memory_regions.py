@@ -40,9 +40,12 @@ class SharedMemoryRegions(Generic[Region]):
         """Whether a region of that name is registered."""
         return name in self._regions
 
-    def find(self, name: str) -> Region | None:
-        """The region of that name, or None."""
-        return self._regions.get(name)
+    def named(self, name: str) -> Region:
+        """The region of that name. Raises NotFound."""
+        found = self._regions.get(name)
+        if found is None:
+            raise NotFound(f"Unable to find shared memory region: '{shown(name)}'")
+        return found
 
     def check_named(self, name: str) -> None:
         """Raises InvalidArgument for an empty name. Called before other checks, so that this error comes first."""
