@@ -32,7 +32,7 @@ class HttpClient:
                 raise ValueError
             http.client.HTTPConnection(
                 parts.hostname, parts.port
-            )  # connects later, and refuses what is no host
+            )  # refuses what is no host, and connects later
         except (ValueError, http.client.InvalidURL):
             raise ValueError(f"'{url}' is no HTTP address: expected HOST:PORT or http://HOST:PORT") from None
         self._parts = parts

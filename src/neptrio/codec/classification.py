@@ -59,9 +59,7 @@ def takes_long(tensor: Tensor, k: int) -> bool:
     """Whether classified() takes so long that a worker must do it: see docs/loop.md."""
     if tensor.nbytes > ON_LOOP_BYTES:
         return True
-    rows = (
-        tensor.shape[0] if tensor.shape else 1
-    )  # where the model has batches; else it is more than there are
+    rows = tensor.shape[0] if tensor.shape else 1  # of a model with batches; of others more than there are
     return min(k * rows, tensor.count()) > ON_LOOP_CLASSES
 
 

@@ -44,9 +44,7 @@ class OwnGrowth:
         self._catalog = catalog
         self._withdrawal = withdrawal
         self._look_seconds = look_seconds
-        self._first: int | None = (
-            None  # what the process held beside its models when this was looked at first
-        )
+        self._first: int | None = None  # what the process held beside its models at the first look
         self._least = 0  # the least since then
         self._seen: deque[int] = deque(maxlen=LOOKS)
         self._pause = look_seconds  # to the next try to return free memory, at most
