@@ -274,11 +274,10 @@ class IsolatedInstance(BackendInstance):
             try:
                 self._incarnate()
             except Exception as error:
-                log.error("restart of %s failed: %s", self.name, error)
                 self._cause = f"the model instance '{self.name}' could not be restarted: {text_of(error)}"
                 self.reason = self._cause
                 self.returning = False
-                self._completions.post(OnLoop(self._give_up))
+                self._completions.post(OnLoop(partial(self._give_up, text_of(error))))
                 continue
             self._restarts += 1
             log.warning("%s runs again", self.name)
@@ -406,8 +405,8 @@ class IsolatedInstance(BackendInstance):
             except Exception as refused:
                 self._fail(batch, self.describe_failure(refused))
 
-    def _give_up(self) -> None:
-        """The next process could not be started. Trio thread."""
+    def _give_up(self, why: str = "") -> None:
+        """The next process could not be started: why, "" where none is wanted any more. Trio thread."""
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
@@ -415,6 +414,8 @@ class IsolatedInstance(BackendInstance):
         self.on_state_lost(self._failure())
         self.on_health()
         refuse_circles()
+        if why:  # last: whoever reads it finds the model as it says
+            log.error("restart of %s failed: %s", self.name, why)
 
     def _session_over(self, session: ProcessSession) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""

@@ -3,6 +3,8 @@
 Rules:
  1. Answers leave in the order in which they are sent. A small one is compressed at once, unless an earlier one is with a worker.
  2. An answer that waits counts for its stream with its full size, and its trace is held until it has left.
+ 3. The stream is passed with each answer and not kept: two objects that refer to each other live until the collector finds
+    them.
 """
 
 from __future__ import annotations
@@ -41,35 +43,34 @@ def error_answer(error: TritonError, request_id: str, final: bool) -> list[Any]:
 class StreamAnswers:
     """Those of one stream. Trio thread only."""
 
-    def __init__(self, stream: StreamInfer, connection: GrpcConnection, encoding: bytes | None) -> None:
+    def __init__(self, connection: GrpcConnection, encoding: bytes | None) -> None:
         """`encoding`: how answers are compressed, None: not at all."""
-        self._stream = stream
         self._connection = connection
         self._encoding = encoding
         self.waiting: deque[Answer] = deque()  # those that workers compress
 
-    def send(self, answer: Answer) -> None:
-        """Sends it, now or when it is compressed and those before it have left."""
+    def send(self, stream: StreamInfer, answer: Answer) -> None:
+        """Sends it to the stream, now or when it is compressed and those before it have left."""
         segments = answer.segments
         if self._encoding is None:
-            self._stream.send_segments(segments)
+            stream.send_segments(segments)
         elif not self.waiting and (deflater := self._deflater(segments)).done_here():
-            self._stream.send_segments(deflater.segments)
+            stream.send_segments(deflater.segments)
         else:
             if answer.trace is not None:
                 answer.trace.hold()
             self.waiting.append(answer)
-            self._stream.hold_unfinished(framed_size(segments))
+            stream.hold_unfinished(framed_size(segments))
             if len(self.waiting) == 1:
-                self._connection.wire.start(self._deflate)
+                self._connection.wire.start(self._deflate, stream)
 
     def _deflater(self, segments: list[Any]) -> compression.FrameDeflater:
         assert self._encoding is not None
         return compression.FrameDeflater(segments, self._encoding, self._connection.compression)
 
-    async def _deflate(self) -> None:
+    async def _deflate(self, stream: StreamInfer) -> None:
         """Lets the workers compress the large answers, one after the other, and sends them in order."""
-        stream, workers = self._stream, self._connection.services.workers
+        workers = self._connection.services.workers
         while self.waiting and not stream.ended:
             answer = self.waiting[0]
             deflater = self._deflater(answer.segments)

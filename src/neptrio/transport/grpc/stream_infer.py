@@ -114,7 +114,7 @@ class StreamInfer(Call):
             self._encoding = compression.choose(connection.compression, accepted)
             if self._encoding is not None:
                 self.send_headers([*OK_HEADERS, (b"grpc-encoding", self._encoding)])
-        self._answers = StreamAnswers(self, connection, self._encoding)
+        self._answers = StreamAnswers(connection, self._encoding)
 
     # ------------------------------------------------------------ the access log
 
@@ -408,14 +408,14 @@ class StreamInfer(Call):
             elif self._encoding is None:
                 self.send_segments(segments)
             else:
-                self._answers.send(Answer(segments, trace, entry.request.id, final))
+                self._answers.send(self, Answer(segments, trace, entry.request.id, final))
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
                 for answer in held:
                     self._hold(-framed_size(answer.segments))
-                    self._answers.send(answer)
+                    self._answers.send(self, answer)
                     if answer.trace is not None:
                         answer.trace.release()
         if final and (self._waiting or self.paused):
