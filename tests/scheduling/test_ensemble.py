@@ -24,6 +24,7 @@ from neptrio.request.infer_request import (
 )
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.scheduling.ensemble import EnsembleScheduler
+from neptrio.scheduling.waits import Waits
 from tests.scheduling.test_ensemble_graph import graph, step
 
 START = int(Timestamp.REQUEST_START)
@@ -99,11 +100,14 @@ class Steps:
 class World:
     """An ensemble, its caller and its steps."""
 
-    def __init__(self, steps: list[str], outputs: str = "OUT:INT32:4", limit: int = 0) -> None:
+    def __init__(
+        self, steps: list[str], outputs: str = "OUT:INT32:4", limit: int = 0, waits: Waits | None = None
+    ) -> None:
         self.steps = Steps()
         self.loop_pass = LoopPass()
         made = graph(steps, outputs=outputs)
-        self.scheduler = EnsembleScheduler(made, self.steps, SimpleNamespace(loop_pass=self.loop_pass), limit)
+        loop = SimpleNamespace(loop_pass=self.loop_pass, waits=waits or Waits())
+        self.scheduler = EnsembleScheduler(made, self.steps, loop, limit)
         self.core = ModelCore("e", "1")
         self.core.counters = ModelCounters()
         self.core.decoupled = made.decoupled
@@ -401,6 +405,26 @@ def test_one_that_later_steps_wait_for_waits_for_the_client_alone(monkeypatch: p
     assert repeat.responder.wait_for_room(repeat, lambda: woken.append("now"))
     sink.read()
     assert woken == ["now"]
+
+
+def test_two_ensembles_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
+    waits = Waits()
+    one, other = (
+        World([step(first, "X=IN", "Y=A"), step(then, "X=A", "Y=OUT")], waits=waits)
+        for first, then in (("repeat", "again"), ("again", "repeat"))
+    )
+    for world in (one, other):
+        world.send()
+    first, woken = sends_at_once(one, 2)
+    one.steps.answer(first, 2, final=False)
+    assert first.responder.wait_for_room(first, lambda: woken.append("now"))
+    second, _ = sends_at_once(other, 6)
+    for call in one.steps.calls[1:4]:
+        one.steps.answer(call)
+    assert woken == ["now"]
+    other.steps.answer(second, 6, final=False)
+    assert second.responder.wait_for_room(second, lambda: None), "the first has what it waited for"
 
 
 @pytest.mark.parametrize("how", ["cancel", "fail"])

@@ -10,6 +10,7 @@ import pytest
 from neptrio.config.model_config import parse_text
 from neptrio.errors import InvalidArgument
 from neptrio.scheduling.ensemble_graph import build, examine
+from neptrio.scheduling.waits import Waits
 
 
 def io(inputs: str, outputs: str, extra: str = "") -> Any:
@@ -85,14 +86,28 @@ SHARED = {
         ("licensed double waits", {0}),
     ],
 )
-def test_a_step_that_later_ones_wait_for_is_not_held_for_them(models: str, unheld: set[int]) -> None:
+def test_a_step_that_later_ones_wait_for_does_not_wait_for_them(models: str, unheld: set[int]) -> None:
     names = models.split()
     steps = [
         step(name, f"X={'IN' if i == 0 else f'T{i}'}", f"Y={'OUT' if i == len(names) - 1 else f'T{i + 1}'}")
         for i, name in enumerate(names)
     ]
     config = io("IN:INT32:4", "OUT:INT32:4", f'name: "e" ensemble_scheduling {{ {" ".join(steps)} }}')
-    assert build(config, lambda name, version: SimpleNamespace(config=SHARED[name])).unheld == unheld
+    assert waits_for_itself(config) == unheld
+
+
+def waits_for_itself(config: Any) -> set[int]:
+    """The steps whose senders must not wait for others, whatever else is under way."""
+    waits = build(config, lambda name, version: SimpleNamespace(config=SHARED[name])).waits
+    return {index for index, wait in waits.items() if not Waits().begin(wait)}
+
+
+@pytest.mark.parametrize(("beside", "found"), [("waits", {0}), ("double", set())])
+def test_a_step_does_not_wait_for_one_beside_it_that_needs_what_it_has(beside: str, found: set[int]) -> None:
+    """Nothing is answered before the outputs of both are there."""
+    steps = f"{step('licensed', 'X=IN', 'Y=A')} {step(beside, 'X=IN', 'Y=B')}"
+    outputs = "A:INT32:4 B:INT32:4"
+    assert waits_for_itself(io("IN:INT32:4", outputs, f"ensemble_scheduling {{ {steps} }}")) == found
 
 
 def test_what_nobody_makes_is_missing_where_it_is_needed() -> None:

@@ -24,6 +24,7 @@ from neptrio.loop.timers import Timers
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore
 from neptrio.scheduling.response_cache import Cache
+from neptrio.scheduling.waits import Waits
 
 if TYPE_CHECKING:
     from neptrio.scheduling.sequence import SequenceScheduler
@@ -59,6 +60,7 @@ class LoopServices:
     lag: LoopLag  # measures the loop's passes; large work leaves a note there
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
     cache: Cache | None = None  # None: no --cache-config
+    waits: Waits = field(default_factory=Waits)  # of the senders of ensembles' steps
 
 
 class ServedModel(ModelCore):

@@ -23,8 +23,8 @@ Rules:
     step makes it there. Everything else passes through host memory.
  8. A decoupled step's response sender waits while more than WALK_BYTES of its own responses, and of what was made of them, are
     held, or while the ensemble's own client has no room: a slow reader or a slow later step cannot make memory grow. It does
-    not wait for what waits for it, which are the responses of earlier steps, and later steps that cannot execute before it
-    has ended (Graph.unheld).
+    not wait for what waits for it: the responses of earlier steps, and steps that cannot execute before it has ended,
+    be it for the waits of other requests (scheduling.waits).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from neptrio.request.infer_request import (
 )
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.ensemble_graph import Graph, Step
+from neptrio.scheduling.waits import Wait
 
 log = logging.getLogger("neptrio.ensemble")
 
@@ -105,6 +106,16 @@ class _Frame:
         return False
 
 
+@dataclass(eq=False, slots=True)
+class _Sender:
+    """A decoupled step's response sender that waits for room."""
+
+    go: Callable[[], None]  # to be called once it may send
+    frame: _Frame  # in which its step runs
+    wait: Wait | None  # what it means when it waits for other steps; None for a step that has ended
+    held: bool = False  # it does
+
+
 class _Walk(Responder):
     """One ensemble request on its way through the graph. It is the responder of its steps' requests."""
 
@@ -126,8 +137,7 @@ class _Walk(Responder):
         self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
         self.waiting = 0  # steps held back by max_inflight_requests
         self._nested = 0  # how many calls of walk() are active: a step may answer while it is being started
-        # callbacks of decoupled steps' senders that wait for room, with the frame that has too much below it, if that matters
-        self._senders: list[tuple[Callable[[], None], _Frame | None]] = []
+        self._senders: list[_Sender] = []
         self._asked = False  # True when the client has promised to call back when it has room
         given = {t.name: t for t in request.inputs}
         self.root = _Frame(None, 0, given)
@@ -197,15 +207,22 @@ class _Walk(Responder):
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         """True when a decoupled step must wait before it sends more; then `callback` is called once it may."""
         step, frame = self.children.get(request, (None, self.root))
-        place = None if step is not None and step.index in self.scheduler.graph.unheld else frame
-        if self._is_free(place) and not self._client_is_full():
+        wait = None if step is None else self.scheduler.graph.waits.get(step.index)
+        sender = _Sender(callback, frame, wait)
+        if not self._holds(sender) and not self._client_is_full():
             return False
-        self._senders.append((callback, place))
+        self._senders.append(sender)
         return True
 
-    def _is_free(self, place: _Frame | None) -> bool:
-        """Whether the sender of a step that runs in that frame need not wait for later steps."""
-        return self.finished or place is None or place.held <= WALK_BYTES
+    def _holds(self, sender: _Sender) -> bool:
+        """Whether the sender has to wait for other steps."""
+        waits, wait = self.scheduler.waits, sender.wait
+        if not self.finished and sender.frame.held > WALK_BYTES and wait is not None:
+            sender.held = sender.held or waits.begin(wait)
+        elif sender.held and wait is not None:
+            waits.end(wait)
+            sender.held = False
+        return sender.held
 
     def _client_is_full(self) -> bool:
         if self.finished:
@@ -221,10 +238,14 @@ class _Walk(Responder):
         self._let_send()
 
     def _let_send(self) -> None:
-        if any(self._is_free(place) for _, place in self._senders) and not self._client_is_full():
+        if not all(self._holds(sender) for sender in self._senders) and not self._client_is_full():
             senders, self._senders = self._senders, []  # as they are now: the client may have called back
-            ready = [go for go, place in senders if self._is_free(place)]
-            self._senders += [(go, place) for go, place in senders if not self._is_free(place)]
+            ready: list[Callable[[], None]] = []
+            for sender in senders:
+                if self._holds(sender):
+                    self._senders.append(sender)
+                else:
+                    ready.append(sender.go)
             let_send(ready)
 
     def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
@@ -304,6 +325,7 @@ class EnsembleScheduler(Scheduler):
         self.admission = admission
         self.times = StepTimes(step.model_name for step in graph.steps)
         self.walks: set[_Walk] = set()
+        self.waits = loop.waits
         self._loop = loop
         self._foreign = foreign or ForeignInputs()
         self._limit = max_inflight_requests

@@ -7,11 +7,12 @@ Source: docs/protocol/features.md A4 and A5, docs/protocol/rules.md E4.6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neptrio import datatypes
 from neptrio.errors import InvalidArgument
+from neptrio.scheduling.waits import Wait
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Graph:
     below: dict[int, frozenset[int]]  # step -> the steps that depend on it, directly or not
     level: tuple[int, ...]  # per step: how many decoupled steps it depends on
     fits: dict[tuple[int, str], Fit]  # (step, its model's input); and (-1, the ensemble's output)
-    unheld: frozenset[int] = frozenset()  # decoupled steps that must not wait for those below them (_unheld)
+    waits: dict[int, Wait] = field(
+        default_factory=dict
+    )  # what it means when the sender of a decoupled step waits
 
     def fitted(self, step: int, name: str, tensor: Any) -> Any:
         """A tensor as its reader wants it, see `fits`; None for None."""
@@ -127,7 +130,7 @@ def build(config: Any, lookup: Callable[[str, str], Any]) -> Graph:
     """
     graph = examine(config, lookup, _refuse)
     assert graph is not None
-    return replace(graph, unheld=_unheld(graph, lookup)) if graph.decoupled else graph
+    return replace(graph, waits=_waits(graph, lookup)) if graph.decoupled else graph
 
 
 def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> Graph | None:
@@ -302,18 +305,27 @@ def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]
                 )
 
 
-def _unheld(graph: Graph, lookup: Callable[[str, str], Any]) -> frozenset[int]:
-    """The decoupled steps below which something cannot execute as long as they do: the same model again, whose only instance
-    they may keep, or one that needs a resource of the rate limiter that they hold. To wait for these would be for ever."""
+def _waits(graph: Graph, lookup: Callable[[str, str], Any]) -> dict[int, Wait]:
+    """What decoupled steps keep while their senders wait, and what has to execute meanwhile: the steps below them, and those
+    beside them, without which nothing can be answered. What earlier steps have sent is there."""
     takes = [_takes(step.model_name, step.model_version, lookup) for step in graph.steps]
-    return frozenset(
-        step.index
+    return {
+        step.index: Wait(
+            takes[step.index],
+            frozenset[tuple[str, str]]().union(
+                *(
+                    takes[other.index]
+                    for other in graph.steps
+                    if other is not step and step.index not in graph.below[other.index]
+                )
+            ),
+        )
         for step in graph.steps
-        if step.decoupled and any(takes[step.index] & takes[lower] for lower in graph.below[step.index])
-    )
+        if step.decoupled
+    }
 
 
-def _takes(name: str, version: str, lookup: Callable[[str, str], Any]) -> set[tuple[str, str]]:
+def _takes(name: str, version: str, lookup: Callable[[str, str], Any]) -> frozenset[tuple[str, str]]:
     """What a request of that model keeps others from while it is executed: the model, those of an ensemble's steps, and what
     they need of the rate limiter."""
     config = lookup(name, version).config
@@ -322,4 +334,4 @@ def _takes(name: str, version: str, lookup: Callable[[str, str], Any]) -> set[tu
         found.update(("resource", resource.name) for resource in group.rate_limiter.resources)
     for step in config.ensemble_scheduling.step:
         found |= _takes(step.model_name, str(step.model_version) if step.model_version > 0 else "", lookup)
-    return found
+    return frozenset(found)

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.http import Http1
+from tests.support.latch import Latch
 from tests.support.memory import resident
 from tests.support.metrics import families, scrape, value
 from tests.support.repository import write_model
@@ -212,6 +214,25 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+# the same once the test says so
+SIX_HELD = SIX.replace(
+    "            for i",
+    """            open(os.path.join(self.folder, "begun"), "w").close()
+            with open(os.path.join(self.folder, "latch")) as latch:
+                latch.read()
+            for i""",
+).replace(
+    "import numpy as np\n\nclass TritonPythonModel:\n",
+    """import os
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+""",
+)
+
 # answers one after the other, once the client of one is gone
 TOGETHER = (
     UNTIL_CANCELLED
@@ -271,6 +292,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         python_model(repository, name, SIX, config(extra=DECOUPLED))
     chain = f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}".replace('"repeat"', '"six"')
     write_model(repository, "six_times_six", ENSEMBLE.format(chain.replace('"second"', '"six_more"')))
+    for first, then in (("six_held", "six_held_too"), ("six_held_too", "six_held")):
+        python_model(repository, first, SIX_HELD, config(extra=DECOUPLED))
+        crossing = chain.replace('"six"', f'"{first}"').replace('"second"', f'"{then}"')
+        write_model(repository, f"{first}_first", ENSEMBLE.format(crossing))
     two = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 3600000000 }"
     for name, code, way in (
         ("together", TOGETHER, "process"),
@@ -502,15 +527,35 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
         wait_for_idle(server, name)
 
 
+def six_times_six(stream: Stream) -> None:
+    """Reads the answers of two steps that answer six times."""
+    got = [stream.results.get(timeout=60)[0] for _ in range(37)]
+    values = [result.as_numpy("OUT")[0] for result in got[:-1]]
+    assert values == [10 * (10 + i) + j for i in range(6) for j in range(6)]
+    assert got[-1].get_response().parameters["triton_final_response"].bool_param
+
+
 @pytest.mark.slow
 def test_a_step_does_not_wait_for_what_an_earlier_one_has_sent(server: ServerProcess) -> None:
     """That goes away only when it has ended."""
     with Stream(server) as stream:
         stream.send("six_times_six", values=(1,))
-        got = [stream.results.get(timeout=60)[0] for _ in range(37)]
-    values = [result.as_numpy("OUT")[0] for result in got[:-1]]
-    assert values == [10 * (10 + i) + j for i in range(6) for j in range(6)]
-    assert got[-1].get_response().parameters["triton_final_response"].bool_param
+        six_times_six(stream)
+
+
+@pytest.mark.slow
+def test_steps_of_two_ensembles_do_not_wait_for_one_another(repository: Path, server: ServerProcess) -> None:
+    """Each keeps the only instance of the model that the other one's next step has."""
+    folders = [repository / name for name in ("six_held", "six_held_too")]
+    with Stream(server) as one, Stream(server) as other, ExitStack() as latches:
+        held = [latches.enter_context(Latch(folder / "latch")) for folder in folders]
+        for stream, folder in zip((one, other), folders, strict=True):
+            stream.send(f"{folder.name}_first", values=(1,))
+        until(lambda: all((folder / "begun").exists() for folder in folders))
+        for latch in held:
+            latch.open()
+        for stream in (one, other):
+            six_times_six(stream)
 
 
 @pytest.mark.slow
