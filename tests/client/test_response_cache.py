@@ -16,7 +16,7 @@ from neptrio.scheduling.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERH
 from tests.support import infer_messages, onnx_models
 from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
-from tests.support.raw_http2 import RawClient
+from tests.support.raw_http2 import RawClient, message
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.statistics import stats
@@ -127,6 +127,27 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
         assert {leader, follower} == {"r0", "r1"}
         gate.go()
         np.testing.assert_array_equal(answers.get(timeout=60).as_numpy("OUTPUT0"), np.full((1, 4), 7))
+    gate.close()
+
+
+def test_a_request_that_is_about_to_be_executed_takes_no_place_of_its_followers(tmp_path: Path) -> None:
+    """Three equal requests in one loop pass and a queue for one: the first is executed, the second waits for it."""
+    queue = " dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+    gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=CACHED + queue, size=1)
+    with (
+        ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
+        RawClient(server.grpc) as client,
+    ):
+        body = message(infer_messages.request("gate", np.full((1, 4), 7, np.int32)))
+        client.send(b"".join(client.headers(stream) + client.data(stream, body) for stream in (1, 3, 5)))
+        client.until(lambda: client.ends, "one too many is refused")
+        assert client.ends == [5]
+        assert client.replies[5].text == "[request id: <id_unknown>] Exceeds maximum queue size"
+        gate.started()
+        gate.go()
+        client.until(lambda: sorted(client.ends) == [1, 3, 5], "the others are answered")
+        assert [client.replies[stream].status for stream in (1, 3)] == [0, 0]
+        assert stats(server, "gate")["execution_count"] == 1
     gate.close()
 
 

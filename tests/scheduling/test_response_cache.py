@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from neptrio.errors import TritonError
+from neptrio.errors import TritonError, Unavailable
 from neptrio.execution.batch import accept, complete
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import (
@@ -94,9 +94,11 @@ class Inner(Scheduler):
             raise TritonError("full")
         self.held.append(request)
 
-    def expect_place(self, request: InferRequest, beside: int) -> None:
-        if self.most and beside >= self.most:
-            raise TritonError("full")
+    def has_place(self, level: int, beside: int) -> bool:
+        return not self.most or beside < self.most
+
+    def full(self, request: InferRequest) -> Unavailable:
+        return Unavailable("full")
 
     def refused_at(self, request: InferRequest) -> int:
         return request.timestamp(QUEUE_START) + self.timeout_ns if self.timeout_ns else 0
@@ -251,6 +253,30 @@ def test_followers_count_as_waiting() -> None:
     complete(first, InferResponse(tensors(10, 20)), True)
     assert followers[1][1].values == [{"T0": 10, "T1": 20}]
     assert world.scheduler.statistics().queued == len(world.inner.held)
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["answered", "failed"])
+def test_one_that_is_answered_while_a_place_is_looked_for_has_no_followers(
+    monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """By an instance that executes on the loop."""
+    world = World(coalesce=True)
+    first, _ = world.send(1)
+    second, b = world.send(1)
+    world.inner.most = 1
+
+    def executes(now_ns: int) -> bool:
+        outputs, error = (None, TritonError("bad")) if failed else (tensors(10, 20), None)
+        complete(first, InferResponse(outputs, error), True)
+        return True
+
+    monkeypatch.setattr(world.inner, "catch_up", executes)
+    third, c = world.send(1)
+    if failed:
+        assert world.inner.held == [first, second, third]
+    else:
+        assert b.values == c.values == [{"T0": 10, "T1": 20}] and world.inner.held == [first]
+        assert world.count("cache_miss") == 1
 
 
 @pytest.mark.parametrize("where", ["storing", "before"])

@@ -105,9 +105,18 @@ class Scheduler(ABC):
         """The index of the level of the queue that the request would wait in."""
         return 0
 
-    def expect_place(self, request: InferRequest, beside: int) -> None:
-        """Raises Unavailable if the request's level of the queue would be full while `beside` more requests of that level
-        wait outside of it."""
+    def has_place(self, level: int, beside: int) -> bool:
+        """Whether that level of the queue would have a place if `beside` more of its requests, which wait outside, were in it."""
+        return True
+
+    def catch_up(self, now_ns: int) -> bool:
+        """Does what dispatch() would do at the end of the loop pass, so that only requests are in the queue that really wait.
+        Whether there was anything to do."""
+        return False
+
+    def full(self, request: InferRequest) -> Unavailable:
+        """The error for a request that finds the queue full."""
+        raise NotImplementedError(f"{type(self).__name__}.full")
 
     def refused_at(self, request: InferRequest) -> int:
         """When a request that waits outside of the queue since its QUEUE_START is to be refused with expired(); 0: never."""

@@ -97,10 +97,11 @@ class AskingScheduler(CachingScheduler):
         key = request_key(request, self._model.name, f"{self.load_of(request)}/{names}")
         request.stamp(QUEUE_START)
         request.stamp(LOOKUP_START)
+        if not self._has_place(request):  # it may answer the one that this one equals
+            raise self.inner.full(request)
         if self.cache.coalesce and key in self._followers:
             self._follow(request, key)
             return
-        self.inner.expect_place(request, self._waiting[self.inner.level_of(request)])
         question = self.cache.ask(key, functools.partial(self._answered, request, wanted))
         if question is None:
             self._looked(request)

@@ -9,7 +9,8 @@ Rules:
     executed itself when that one failed or was cancelled. A follower that is cancelled is answered as
     cancelled, and nothing else changes.
  5. A follower waits no longer than it would in the model's queue: it is refused at its own deadline, and nothing else changes.
- 6. Followers count as waiting requests: they are refused where the model's queue would be full with them in it.
+ 6. Followers count as waiting requests: they are refused where the model's queue would be full with them in it. Those that it
+    would send to an instance at the end of the loop pass, such as the one that is followed, do not wait and do not count.
  7. Answering a follower may bring its client back at once, with a cancellation of another one too. So those that were not
     answered stay in the list, where cancel() finds them.
 """
@@ -73,6 +74,8 @@ class CachingScheduler(Scheduler):
             return
         key = request_key(request, self._model.name, self.load_of(request))
         request.stamp(QUEUE_START)
+        # first, since the one that it equals may be answered meanwhile
+        has_place = not self.cache.coalesce or key not in self._followers or self._has_place(request)
         request.stamp(LOOKUP_START)
         wanted = self.wanted(request)
         assert isinstance(self.cache, ResponseCache)
@@ -85,6 +88,8 @@ class CachingScheduler(Scheduler):
             complete(request, InferResponse([t for t in found if t.name in wanted]), True)
             return
         if self.cache.coalesce and key in self._followers:
+            if not has_place:
+                raise self.inner.full(request)
             self._follow(request, key)
             return
         self._execute(request, key)
@@ -108,11 +113,18 @@ class CachingScheduler(Scheduler):
         """From now on equal requests follow one."""
         self._followers[key] = deque()
 
+    def _has_place(self, request: InferRequest) -> bool:
+        """Whether a request may wait here (rule 6)."""
+        level = self.inner.level_of(request)
+        return self.inner.has_place(level, self._waiting[level]) or (
+            self.inner.catch_up(request.timestamp(QUEUE_START))
+            and self.inner.has_place(level, self._waiting[level])
+        )
+
     def _follow(self, request: InferRequest, key: bytes) -> None:
-        """Has a request wait for the answer of the one that it equals (rule 4). Raises Unavailable (rule 6)."""
+        """Has a request wait for the answer of the one that it equals (rule 4)."""
         followers = self._followers[key]
         request.cache_key = key
-        self.inner.expect_place(request, self._waiting[self.inner.level_of(request)])
         request.scheduler_data = followers
         followers.append(request)
         self._wait(request)

@@ -109,14 +109,10 @@ class DynamicScheduler(Scheduler):
 
     def enqueue(self, request: InferRequest) -> None:
         queue = self.queue
-        if not queue.push(request):
-            now = request.timestamp(QUEUE_START)
-            if self._noted or 0 < self._wake <= now:  # the last dispatch() may have left something to do
-                self.dispatch(now)
-                if not queue.push(request):
-                    raise self._refusal(request.id)
-            else:
-                raise self._refusal(request.id)
+        if not queue.push(request) and (
+            not self.catch_up(request.timestamp(QUEUE_START)) or not queue.push(request)
+        ):
+            raise self._refusal(request.id)
         request.scheduler = self
         self.arrived(request)
         if self._noted:
@@ -161,11 +157,18 @@ class DynamicScheduler(Scheduler):
         levels = len(self.policy.levels)
         return (request.priority if 0 < request.priority <= levels else self.policy.default_level) - 1
 
-    def expect_place(self, request: InferRequest, beside: int) -> None:
-        level = self.level_of(request)
+    def has_place(self, level: int, beside: int) -> bool:
         most = self.policy.levels[level].max_size
-        if most and self.queue.size_of(level) + beside >= most:
-            raise self._refusal(request.id)
+        return not most or self.queue.size_of(level) + beside < most
+
+    def catch_up(self, now_ns: int) -> bool:
+        if self._noted or 0 < self._wake <= now_ns:  # the last dispatch() may have left something to do
+            self.dispatch(now_ns)
+            return True
+        return False
+
+    def full(self, request: InferRequest) -> Unavailable:
+        return self._refusal(request.id)
 
     def refused_at(self, request: InferRequest) -> int:
         return self.queue.refused_at(request)
