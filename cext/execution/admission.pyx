@@ -194,7 +194,7 @@ cdef class Admission:
             if request.owner is not None:
                 count_for_owner(request)
             request.timestamps[<int>REQUEST_START] = now_ns()
-            if self.tracer.tracing:
+            if self.tracer.tracing and request.trace is None:
                 self.tracer.begin(request)  # it may refuse a wish, such as a trace id that cannot be
             accept(request)
             accepted = True

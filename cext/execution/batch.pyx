@@ -1,7 +1,8 @@
 """Batches, and the only place where requests are answered.
 
 Rules:
- 1. Every accepted request gets exactly one final response, through complete(); nothing else calls a responder.
+ 1. Every accepted request gets exactly one final response, through complete(), unless it is given back before it has begun;
+    nothing else calls a responder.
  2. complete() runs on the trio thread. Models' threads reach it through a work item.
  3. A request's error concerns that request only; an error of the whole batch is copied to each of its requests.
  4. Statistics are written before the responder is called, so a client that has its answer finds it counted.
@@ -20,12 +21,16 @@ from neptrio.observe.counters cimport ModelCounters
 from neptrio.request.device_memory cimport fetch_inputs, in_use
 from neptrio.loop.mailbox cimport WorkItem
 from neptrio.request.infer_request cimport (
+    CACHE_LOOKUP_END,
+    CACHE_LOOKUP_START,
     COMPUTE_END,
     COMPUTE_INPUT_END,
     COMPUTE_OUTPUT_START,
     COMPUTE_START,
     DONE,
     NO_PROTOCOL,
+    QUEUE_START,
+    RECV_START,
     REQUEST_END,
     InferRequest,
     InferResponse,
@@ -38,7 +43,7 @@ from neptrio.request.infer_request cimport (
 from neptrio.observe.timing cimport tell
 from neptrio.observe.trace cimport Trace
 
-from neptrio.errors import Cancelled, Code, Reason, TritonError, settled
+from neptrio.errors import Cancelled, Code, NotBegun, Reason, TritonError, settled
 from neptrio.foreign import summary
 
 cdef object CANCELED = Reason.CANCELED
@@ -82,6 +87,21 @@ cpdef refuse(InferRequest request):
     counters.accepted -= 1
     counters.refused += 1
     leave(request, request.model)
+
+
+def give_back(InferRequest request not None):
+    """Undoes accept(), and what followed it, for a request that its model will not execute and that is not answered: it waits
+    elsewhere from now on. It goes on counting as its owner's, and a trace of it goes on."""
+    cdef bint counted = request.counted
+    request.counted = False
+    (<ModelCounters>request.model.counters).accepted -= 1
+    leave(request, request.model)
+    request.counted = counted
+    request.batch = request.scheduler_data = request.on_cancel = None
+    request.timestamps[<int>QUEUE_START] = 0
+    request.timestamps[<int>CACHE_LOOKUP_START] = request.timestamps[<int>CACHE_LOOKUP_END] = 0
+    if request.trace is None:  # it was not chosen to be traced, and is not asked about again
+        request.timestamps[<int>RECV_START] = 0
 
 
 cdef int uncount(InferRequest request) except -1:
@@ -310,7 +330,8 @@ cdef class Batch(WorkItem):
                 complete(r, InferResponse(None, Cancelled()), True)
                 continue
             if self.error is not None:
-                complete(r, InferResponse(None, self.error), True)
+                if not isinstance(self.error, NotBegun) or not self.model.take_back(r):
+                    complete(r, InferResponse(None, self.error), True)
                 continue
             response = self.responses[i]
             if response is not None:

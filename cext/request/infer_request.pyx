@@ -332,6 +332,10 @@ cdef class ModelCore:
             if not spec.optional:
                 self.required_inputs += 1
 
+    def take_back(self, InferRequest request not None) -> bool:
+        """Whether a request that no instance could begin (errors.NotBegun) waits elsewhere from now on, and is not answered."""
+        return False
+
     def body_source(self):
         """What makes memory for the binary tensors of a request that is to be received: a function of a number of bytes,
         whose result is a writable buffer or None. None if the model has no such memory."""

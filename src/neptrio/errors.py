@@ -196,6 +196,10 @@ class Killed(Internal):
     """The model's process was ended from outside, which is no fault of the model."""
 
 
+class NotBegun(Internal):
+    """No instance could begin the batch: its requests are as they came, and may be submitted again."""
+
+
 class AlreadyExists(TritonError):
     """Something with this name exists already."""
 

@@ -60,6 +60,132 @@ def test_requests_wait_for_a_process_that_was_killed(tmp_path: Path) -> None:
             assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 3
 
 
+RESHAPED = OWN_PROCESS.replace("dims: [ -1 ]", "dims: [ -1 ] reshape { shape: [ 1, -1 ] }")
+IN_ORDER = "dynamic_batching { preserve_ordering: true }"
+CACHED = "response_cache { enable: true }"
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        (OWN_PROCESS, ()),
+        (OWN_PROCESS + IN_ORDER, ()),
+        (RESHAPED + IN_ORDER, ("--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")),
+        (OWN_PROCESS + CACHED, ("--cache-config=local,size=100000,coalesce=true",)),
+    ],
+    ids=["plain", "in order", "reshaped and traced", "followers"],
+)
+def test_requests_that_came_during_a_restart_that_fails_wait_for_the_next(
+    tmp_path: Path, config: str, flags: tuple[str, ...]
+) -> None:
+    """They were accepted, and nothing has begun them. They are counted once."""
+    folder = write_model(tmp_path, "m", config, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
+    write_model(tmp_path, "whole", ENSEMBLE.replace('"step"', '"m"'))
+    with (
+        ServerProcess(
+            tmp_path, "--model-control-mode=on-demand", *flags, failures="killed|are broken"
+        ) as server,
+        httpclient.InferenceServerClient(server.http) as http,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        http.load_model("whole")
+        with latch(folder) as held:
+            kill(folder)
+            until(lambda: loads(folder) == 2)  # it is being started again
+            answers = [
+                pool.submit(own_infer, server, "m"),
+                pool.submit(own_infer, server, "m", request_id="1"),
+                pool.submit(own_infer, server, "m", model_version="1"),
+                pool.submit(own_infer, server, "whole", name="IN"),
+            ]
+            hasty = pool.submit(own_infer, server, "m", timeout=1000)
+            until(lambda: stats(server, "m")["live"]["accepted"] == 5)
+            (folder / "broken").touch()
+            held.open()
+        with pytest.raises(InferenceServerException, match="Request timeout expired"):
+            hasty.result(60)
+        until(lambda: on_demand(server, "m")["waiting"] == 4)
+        assert not any(answer.done() for answer in answers)
+        (folder / "broken").unlink()
+        assert [answer.result(60) for answer in answers] == [[0, 1, 2]] * 4
+        found = stats(server, "m")
+        counts = {name: row["count"] for name, row in found["inference_stats"].items()}
+        assert (counts["success"], counts["fail"], found["live"]["accepted"]) == (4, 0, 0)
+        followers = 3 if CACHED in config else 0
+        assert (counts["cache_hit"], counts["cache_miss"]) == (followers, int(followers > 0))
+        assert found["execution_count"] == 4 - followers
+        demand = on_demand(server, "m")
+        assert (demand["waiting"], demand["misses"], demand["loads"]) == (0, 0, 1)
+        if flags and "trace" in flags[0]:
+            traced = [row for row in document(server, "/v2/trace/recent")[1] if "model_name" in row]
+            assert sorted(row["model_name"] for row in traced) == ["m"] * 5 + ["whole"]
+
+
+# a request whose id is "stop" stops its process
+STOPS = MODEL.replace(AT, TOLD + AT).replace(
+    "    def execute(self, requests):\n",
+    """    def execute(self, requests):
+        if requests[0].request_id() == "stop":
+            os.kill(os.getpid(), 19)
+""",
+)
+
+
+def test_requests_that_were_sent_to_a_process_and_not_begun_wait_for_the_next(tmp_path: Path) -> None:
+    """The one that it was executing fails."""
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": STOPS})
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        assert own_infer(server, "m") == [0, 1, 2]
+        first = pool.submit(own_infer, server, "m", request_id="stop")
+        until(lambda: stopped(int((folder / "pid").read_text())))
+        others = [pool.submit(own_infer, server, "m") for _ in range(2)]
+        until(lambda: stats(server, "m")["live"]["accepted"] == 3)
+        (folder / "broken").touch()
+        kill(folder)
+        with pytest.raises(InferenceServerException, match="was killed by signal 9"):
+            first.result(60)
+        until(lambda: on_demand(server, "m")["waiting"] == 2)
+        (folder / "broken").unlink()
+        assert [answer.result(60) for answer in others] == [[0, 1, 2]] * 2
+        counts = stats(server, "m")["inference_stats"]
+        assert (counts["success"]["count"], counts["fail"]["count"]) == (3, 1)
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_or_another_instance_executes_them(tmp_path: Path) -> None:
+    two = "instance_group { count: 2 kind: KIND_CPU }"
+    folder = write_model(tmp_path, "m", OWN_PROCESS + two, {"1/model.py": STOPS})
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        assert own_infer(server, "m") == [0, 1, 2]
+        processes = [row["pid"] for row in stats(server, "m")["processes"]]
+        answers = []
+        for count in (1, 2):
+            answers.append(pool.submit(own_infer, server, "m", request_id="stop"))
+            until(lambda count=count: sum(map(stopped, processes)) == count)
+        answers += [pool.submit(own_infer, server, "m") for _ in range(2)]  # one is sent to each process
+        until(lambda: stats(server, "m")["live"]["accepted"] == 4)
+        (folder / "broken").touch()
+        os.kill(processes[0], signal.SIGKILL)
+        server.until_logged("restart of m_0_0 failed")
+        assert sum(answer.done() for answer in answers) == 1, "the one that it was executing has failed"
+        os.kill(processes[1], signal.SIGCONT)
+        errors = [answer.exception(60) for answer in answers]
+        assert sum(error is not None for error in errors) == 1
+        assert [answer.result() for answer, error in zip(answers, errors, strict=True) if error is None] == [
+            [0, 1, 2]
+        ] * 3
+
+
 def test_requests_wait_until_a_process_that_does_not_start_does(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": MODEL.replace(AT, TOLD + AT)})
     with (

@@ -13,7 +13,7 @@ Rules:
  3. A load by hand, of an ensemble's step, or one that follows an unload counts as any other.
  4. Once a model serves, those who waited are submitted before anything else can be.
  5. A request for a version that is loaded, but whose process has ended and could not be started again at once, waits like any
-    other, until that version is ready. One for a version that is not loaded, of a model that is, is refused.
+    other, until that version is ready, and so does one that was accepted before and that no instance could begin. One for a version that is not loaded, of a model that is, is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from neptrio.repository.catalog import Catalog
     from neptrio.repository.model import Model
     from neptrio.repository.records import Operation
+
+# the error of a request that waits again, where it may be answered only once
+REPLACED = "the model was replaced by one with decoupled transaction policy while the request waited for it"
 
 
 class Demand(KnownModels):
@@ -143,6 +146,25 @@ class Demand(KnownModels):
         """A request waits for the model from now on."""
         known.misses += 1
         self._ask(known)
+
+    def take_back(self, name: str, request: InferRequest) -> bool:
+        """Has a request wait that the model has accepted and that no instance could begin (rule 5), and those that wait for its
+        answer. False where it is to fail: a model's call, which the next process may wait for, one of a sequence, whose state
+        is gone, one that nobody wants, and one for which nothing would be loaded now."""
+        known = self.known.get(name)
+        if known is None or request.sequence_id or request.cancelled or _called(request):
+            return False
+        if known.standing.act(monotonic_ns()) is Act.REFUSE:
+            return False
+        version = request.model_version
+        for one in request.model.scheduler.give_back(request):
+            stand_in = self._stand_in(known, one.model_version, None if one.model.decoupled else REPLACED)
+            stand_in.scheduler.take_back(one, stand_in)
+            known.released -= 1  # it counts as it did when it went to the model, and goes there again
+        self._ask(known)
+        if name in self._catalog.latest and self._broken(name, version) is None:  # other instances execute
+            self._release(known)
+        return True
 
     def _ask(self, known: Known) -> None:
         """Begins a load if none is under way, and none serves that can be started again. Must not raise."""
@@ -356,6 +378,14 @@ class Demand(KnownModels):
         """Whether a request for which that stands in will be served, as far as is known."""
         number = self._catalog.number(absent.name, absent.version) if absent.version else 0
         return self.will_serve(absent.name, number) is not False
+
+
+def _called(request: InferRequest) -> bool:
+    """Whether a model's call is what the request comes from."""
+    parent = request.parent
+    while parent is not None and parent.composing:
+        parent = parent.parent
+    return parent is not None
 
 
 def _nobody(*arguments: Any, **options: Any) -> Any:

@@ -37,7 +37,7 @@ from neptrio.repository.regroup import Regrouping
 from neptrio.repository.version_states import Event, State
 from neptrio.repository.waiting import NoRoom
 from neptrio.repository.withdrawal import Withdrawal
-from neptrio.request.infer_request import monotonic_ns
+from neptrio.request.infer_request import InferRequest, monotonic_ns
 from neptrio.scheduling import ensemble_graph
 from neptrio.settings import Settings
 
@@ -419,6 +419,7 @@ class Loads:
                     models[version].counters = old.counters
                 row.model = models[version]
                 row.model.on_ready = functools.partial(self._health_changed, record.name)
+                row.model.on_not_begun = functools.partial(self._not_begun, record.name)
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)
@@ -433,6 +434,10 @@ class Loads:
         self._catalog.readiness.notify(name)
         if self._catalog.demand is not None:
             self._catalog.demand.recovered(name)
+
+    def _not_begun(self, name: str, request: InferRequest) -> bool:
+        demand = self._catalog.demand
+        return demand is not None and demand.take_back(name, request)
 
     async def _children(self, name: str, children: tuple[str, ...]) -> None:
         """Loads the models of an ensemble's steps that do not serve. Raises InvalidArgument."""

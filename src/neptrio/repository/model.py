@@ -32,7 +32,7 @@ from neptrio.observe.memory import Measured, usage
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.warmup import warm_up
 from neptrio.request import reshape
-from neptrio.request.infer_request import DataType
+from neptrio.request.infer_request import DataType, InferRequest
 from neptrio.scheduling.base import NO_SCHEDULER, LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.choose import make_scheduler
 
@@ -97,6 +97,8 @@ class Model(ServedModel):
         self.ready = self.healthy = False
         # called after `ready` of a model that serves has changed
         self.on_ready: Callable[[], None] = lambda: None
+        # what becomes of a request that no instance could begin: whether it waits elsewhere; else it fails
+        self.on_not_begun: Callable[[InferRequest], bool] = lambda request: False
         self.stuck = False  # initialize() hangs, so nobody can wait for stop()
 
     def measured(self, measured: Measured) -> None:
@@ -269,6 +271,10 @@ class Model(ServedModel):
             self.ready = able or not backends
             self.on_ready()
         self.pass_soon()
+
+    def take_back(self, request: InferRequest) -> bool:
+        of_sequences = self.scheduler is None or self.scheduler.of_sequences is not None
+        return not of_sequences and self.on_not_begun(request)
 
     def state_lost(self, backend: BackendInstance, error: TritonError) -> None:
         """What an instance has kept in its process is gone."""

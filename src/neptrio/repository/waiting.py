@@ -21,7 +21,7 @@ from typing import Any
 
 from neptrio.errors import Cancelled, Internal, Overloaded, Reason, TritonError, Unavailable
 from neptrio.execution.admission import Absent
-from neptrio.execution.batch import accept, complete, refuse
+from neptrio.execution.batch import accept, complete, give_back, refuse
 from neptrio.foreign import summary
 from neptrio.loop.timers import Timer, Timers
 from neptrio.observe.counters import ModelCounters
@@ -32,6 +32,7 @@ from neptrio.request.infer_request import (
     Timestamp,
     monotonic_ns,
 )
+from neptrio.request.reshape import reshape_inputs, undone_of_inputs
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics
 
 MOST_WAITING = 16384  # requests for one model
@@ -49,7 +50,7 @@ class StandIn(Absent):
         super().__init__(name, version, one_response)
         self.scheduler = room
         self.counters = room.counters
-        self.since_ns = 0  # since when its request waits
+        self.since_ns = 0  # since when its request has waited, 0 = since it is parked
         self._parked = parked
 
     def park(self, request: InferRequest) -> None:
@@ -96,9 +97,9 @@ class Room(Scheduler):
             raise Overloaded(f"{MOST_WAITING} requests wait for model '{self.name}' to be loaded")
         now = monotonic_ns()
         before = request.model
-        stand_in.since_ns = since = (
-            before.since_ns if isinstance(before, StandIn) and before.since_ns else now
-        )
+        if not stand_in.since_ns:
+            stand_in.since_ns = before.since_ns if isinstance(before, StandIn) and before.since_ns else now
+        since = stand_in.since_ns
         request.model, request.scheduler = stand_in, self
         accept(request)
         request.state = RequestState.QUEUED
@@ -113,6 +114,23 @@ class Room(Scheduler):
             self._highest, self._with_highest = priority, 1
         elif priority and priority == self._highest:
             self._with_highest += 1
+
+    def take_back(self, request: InferRequest, stand_in: StandIn) -> None:
+        """Lets a request wait, from when it came, that a model has accepted and no instance has begun. It is as it came again."""
+        model = request.model
+        queued = request.timestamp(Timestamp.QUEUE_START)
+        if request.timeout_us and queued:
+            request.timeout_us = _left_of(request.timeout_us, queued)
+        undone = undone_of_inputs(model.config)
+        if undone:
+            reshape_inputs(request, undone)
+        give_back(request)
+        stand_in.since_ns = request.timestamp(Timestamp.REQUEST_START)
+        try:
+            self.park(request, stand_in)
+        except TritonError as refused:
+            accept(request)
+            self._answer(request, refused)
 
     def _expire(self, request: InferRequest, own: bool) -> None:
         waited = self._take(request)
@@ -145,7 +163,10 @@ class Room(Scheduler):
     def release(self, submit: Callable[[InferRequest], None], goes: Callable[[str], bool]) -> int:
         """The model serves: submits all requests for versions that `goes` is true of. Returns how many."""
         count = 0
-        for request in list(self._waiting):  # some may be answered, and others come, before it is their turn
+        waiting = sorted(
+            self._waiting, key=_since
+        )  # those that were taken back came before others that are here
+        for request in waiting:  # some may be answered, and others come, before it is their turn
             if request in self._waiting and goes(request.model.version):
                 since = self._take(request)
                 assert since is not None
@@ -158,8 +179,7 @@ class Room(Scheduler):
         refuse(request)  # it leaves the stand-in's counts
         request.state, request.scheduler = RequestState.TAKEN, None
         if request.timeout_us:
-            waited_us = (monotonic_ns() - since) // 1000
-            request.timeout_us = max(1, request.timeout_us - waited_us)
+            request.timeout_us = _left_of(request.timeout_us, since)
         error: TritonError | None = None
         try:
             submit(request)
@@ -172,7 +192,9 @@ class Room(Scheduler):
             accept(request)
             self._answer(request, error)
         elif request.state != RequestState.DONE and request.scheduler is not self:
-            request.stamp(Timestamp.REQUEST_START, since)  # the time in which it waited is its own
+            request.stamp(
+                Timestamp.REQUEST_START, stand_in.since_ns
+            )  # the time in which it waited is its own
 
     def fail(self, error: Callable[[], TritonError], which: Callable[[str], bool]) -> int:
         """Versions that `which` is true of cannot be loaded: answers all requests for them, each with an error of its own.
@@ -199,6 +221,16 @@ class Room(Scheduler):
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(queued=len(self._waiting), executing=0)
+
+
+def _since(request: InferRequest) -> int:
+    since: int = request.model.since_ns
+    return since
+
+
+def _left_of(timeout_us: int, since_ns: int) -> int:
+    """What is left of a timeout that began then; at least a microsecond, since 0 is none."""
+    return max(1, timeout_us - (monotonic_ns() - since_ns) // 1000)
 
 
 class Later(Unavailable):

@@ -41,6 +41,12 @@ def of_inputs(config: Any) -> dict[str, Reshape]:
     return {i.name: Reshape(i.dims, i.reshape.shape, batching) for i in config.input if i.HasField("reshape")}
 
 
+def undone_of_inputs(config: Any) -> dict[str, Reshape]:
+    """Input name -> the Reshape that turns the backend's shape back into a client's."""
+    batching = config.max_batch_size > 0
+    return {i.name: Reshape(i.reshape.shape, i.dims, batching) for i in config.input if i.HasField("reshape")}
+
+
 def of_outputs(config: Any) -> dict[str, Reshape]:
     """Output name -> the Reshape that turns the backend's shape into a client's."""
     batching = config.max_batch_size > 0
@@ -50,7 +56,7 @@ def of_outputs(config: Any) -> dict[str, Reshape]:
 
 
 def reshape_inputs(request: InferRequest, reshapes: dict[str, Reshape]) -> None:
-    """Gives a validated request's inputs the shapes that the backend expects."""
+    """Gives a validated request's inputs the shapes that the backend expects, or those of its client again."""
     request.inputs = [_reshaped(tensor, reshapes) for tensor in request.inputs]
 
 

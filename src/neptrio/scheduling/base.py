@@ -118,6 +118,12 @@ class Scheduler(ABC):
         """The error for a request that finds the queue full."""
         raise NotImplementedError(f"{type(self).__name__}.full")
 
+    def give_back(self, request: InferRequest) -> list[InferRequest]:
+        """Forgets an accepted request that no instance could begin, and those that wait for its answer; all of them, in order of
+        arrival. They are not answered."""
+        self.left(request)
+        return [request]
+
     def refused_at(self, request: InferRequest) -> int:
         """When a request that waits outside of the queue since its QUEUE_START is to be refused with expired(); 0: never."""
         return 0

@@ -172,6 +172,15 @@ class CachingScheduler(Scheduler):
             self._release(key, None)
             raise
 
+    def give_back(self, request: InferRequest) -> list[InferRequest]:
+        key, request.cache_key = request.cache_key, None
+        found = self.inner.give_back(request)
+        for follower in self._followers.pop(key, ()) if key is not None else ():
+            self._waited(follower)
+            follower.cache_key = None
+            found += self.inner.give_back(follower)
+        return found
+
     def cancel(self, request: InferRequest) -> None:
         if self._take_out(request):
             self.inner.left(request)

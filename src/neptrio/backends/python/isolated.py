@@ -12,8 +12,8 @@ Rules:
  2. The reader thread notices that a process has ended, but the trio thread handles it: answers that the process wrote
     to its ring before it ended are still used.
  3. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
-    that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process; so do
-    those that were received into the memory that it could write to.
+    that does not start, they come back as not begun. Requests of a sequence fail at once, because its state ended with
+    the process; so do those that were received into the memory that it could write to.
  4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
  5. A model's initialize() has a time limit, after which the child is killed. Where instances initialize one after the other,
     it does not count while a child waits for the lock (initialize_lock.py).
@@ -43,7 +43,7 @@ from neptrio.backends.python.model_runner import ResponseDelivery
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.process_session import PLAIN_LIBRARY, ProcessSession
 from neptrio.backends.python.template import Template
-from neptrio.errors import Internal, Reason, TritonError, Unsupported
+from neptrio.errors import Internal, NotBegun, Reason, TritonError, Unsupported
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
@@ -261,9 +261,9 @@ class IsolatedInstance(BackendInstance):
         if left_over:
             process.close()
 
-    def _failure(self) -> Internal:
+    def _failure(self, kind: type[Internal] = Internal) -> Internal:
         """The error of requests that the process, which has ended, does not answer."""
-        error = Internal(self._cause, reason=Reason.BACKEND)
+        error = kind(self._cause, reason=Reason.BACKEND)
         error.logged = True
         return error
 
@@ -347,7 +347,7 @@ class IsolatedInstance(BackendInstance):
         if (session is None or session.end.closed) and self._between:
             self._waiting.append(batch)
         elif session is None or session.end.closed:
-            error = self._failure()
+            error = self._failure(NotBegun)
             self._fail(batch, error)
             # sequences that it would have begun; not at once, since their scheduler is giving out batches
             self._completions.post(OnLoop(partial(self.on_state_lost, error)))
@@ -385,6 +385,8 @@ class IsolatedInstance(BackendInstance):
 
     def _fail(self, batch: Batch, error: TritonError) -> None:
         batch.error = error
+        if isinstance(error, NotBegun):
+            batch.count_execution = False
         batch.compute_start = batch.compute_start or monotonic_ns()
         batch.compute_end = monotonic_ns()
         self._completions.post(batch)
@@ -410,7 +412,7 @@ class IsolatedInstance(BackendInstance):
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
-            self._fail(batch, self._failure())
+            self._fail(batch, self._failure(NotBegun))
         self.on_state_lost(self._failure())
         self.on_health()
         refuse_circles()
