@@ -77,7 +77,7 @@ class Demand(KnownModels):
         name = known.name
         if version_labels.is_label(version):
             self._catalog.number(name, version)
-        self._check(known)
+        self._check(known, version)
         return self._stand_in(known, version, one_response)
 
     def unready(self, name: str, version: str, one_response: str | None) -> StandIn | None:
@@ -85,6 +85,7 @@ class Demand(KnownModels):
         known = self._unready(name, version)
         if known is None:
             return None
+        self._check(known, version)
         stand_in = self._stand_in(known, version, one_response)
         model = self._broken(known.name, version)
         if model is not None:  # what is loaded counts, whatever its folder says by now
@@ -124,13 +125,14 @@ class Demand(KnownModels):
             stand_in.set_inputs([InputSpec(*one) for one in signature.inputs])
         return stand_in
 
-    def _check(self, known: Known) -> None:
-        """Raises Unavailable for a model whose back-off has not passed."""
-        now = monotonic_ns()
-        if known.standing.act(now) is Act.REFUSE:
-            seconds = (known.standing.retry_ns - now) / 1e9
+    def _check(self, known: Known, version: str) -> None:
+        """Raises Unavailable for a model that needs a load and whose back-off has not passed."""
+        now, standing = monotonic_ns(), known.standing
+        put_off = now < standing.retry_ns and self._lost(known) and self._is_lost(known.name, version)
+        if put_off or standing.act(now) is Act.REFUSE:
+            seconds = (standing.retry_ns - now) / 1e9
             raise later(
-                f"model '{shown(known.name)}' is loaded on demand and could not be loaded: {known.standing.why}; it is "
+                f"model '{shown(known.name)}' is loaded on demand and could not be loaded: {standing.why}; it is "
                 f"tried again in {seconds:.1f} s",
                 seconds,
             )
@@ -168,8 +170,11 @@ class Demand(KnownModels):
 
     def _ask(self, known: Known) -> None:
         """Begins a load if none is under way, and none serves that can be started again. Must not raise."""
-        act = known.standing.act(monotonic_ns())
-        if act is not Act.LOAD and not (act is Act.SERVE and self._lost(known)):
+        now = monotonic_ns()
+        act = known.standing.act(now)
+        if act is Act.SERVE and now >= known.standing.retry_ns and self._lost(known):
+            act = Act.LOAD
+        if act is not Act.LOAD:
             return
         try:
             self._begin(known.name, LoadParameters(), explicit=False)
@@ -192,7 +197,7 @@ class Demand(KnownModels):
         known.misses += 1
         with trio.move_on_after(self._settings.load_wait_secs) as scope:
             while known.name not in self._catalog.latest or (infers and self._broken(known.name, version)):
-                self._check(known)
+                self._check(known, version)
                 if known.ended is None:
                     known.ended = Ended()
                 ended = known.ended
@@ -260,7 +265,10 @@ class Demand(KnownModels):
             known.load_failures += 1
         if name in self._catalog.latest:  # a reload has failed: nothing else makes lost versions anew
             if self._lost(known):
-                self._refuse(known, lambda: later(why, 5), lambda version: self._is_lost(name, version))
+                seconds = 5.0
+                if event is Event.FAIL:
+                    seconds = known.standing.put_off(monotonic_ns(), why) / 1e9
+                self._refuse(known, lambda: later(why, seconds), lambda version: self._is_lost(name, version))
                 if known.ended is not None:
                     known.ended.refusal = why
                 self._tell(known)

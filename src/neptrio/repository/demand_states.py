@@ -8,7 +8,8 @@ Rules:
  1. A request loads a model that is known or was put away, waits for one that loads, and is served by one that is loaded.
  2. A failed load is tried again by the first request after its back-off, which doubles with each failure in a row.
     Until then requests are refused, with the reason.
- 3. A reload that fails or is overtaken leaves a model that serves as it is.
+ 3. A reload that fails or is overtaken leaves a model that serves as it is. One that is needed to serve again is put off as
+    any load that fails.
 """
 
 from __future__ import annotations
@@ -124,11 +125,16 @@ class Standing:
         if event is Event.LOADED:
             self.failures, self.retry_ns, self.why = 0, 0, ""
         elif self.state is State.FAILED and event is Event.FAIL:
-            self.failures += 1
-            self.retry_ns = now_ns + backoff_ns(self.failures)
-            self.why = why
+            self.put_off(now_ns, why)
         elif self.state is State.AWAY and (before is not State.AWAY or why):
             self.why = why
+
+    def put_off(self, now_ns: int, why: str) -> int:
+        """A load has failed, and is not to be tried again before its back-off has passed. How long that is."""
+        self.failures += 1
+        wait = backoff_ns(self.failures)
+        self.retry_ns, self.why = now_ns + wait, why
+        return wait
 
     def act(self, now_ns: int) -> Act:
         """What a request for the model does now."""

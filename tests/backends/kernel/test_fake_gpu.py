@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.kernel.family import FAMILY, Case, parameter
 from tests.backends.kernel.family.served import BATCHED, check_alone, check_together
+from tests.support.control import progress
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason, unload
 from tests.support.repository import write_model
@@ -341,6 +342,42 @@ def test_a_broken_context_takes_every_model_on_that_gpu_out_of_service(
             assert add(server, "other", 2) == (200, [3])
             assert post(server, "/v2/repository/models/other/unload")[0] == 200
         assert gpu["resets"] == 0, "the primary context belongs to others too"
+
+
+@pytest.mark.slow
+def test_a_model_on_demand_goes_on_with_the_gpu_that_is_left(tmp_path: Path) -> None:
+    """No load can bring the other one back. When none is left, loads are tried at the pace of those that fail."""
+    write_model(
+        tmp_path, "m", add_config(" instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }"), {"1/model.cu": ADD}
+    )
+    with (
+        FakeGpu(devices=2, fault_kernel_with=700) as gpu,
+        ServerProcess(tmp_path, "--model-control-mode=on-demand", env=gpu.env) as server,
+    ):
+
+        def loads() -> tuple[int, int]:
+            found = progress(server, "m")["on_demand"]
+            return found["loads"], found["load_failures"]
+
+        assert add(server, "m", 1) == (200, [2])
+        gpu["fault_kernel"] = 1
+        assert add(server, "m", 1)[0] == 500
+        assert [add(server, "m", number) for number in range(3)] == [(200, [1]), (200, [2]), (200, [3])]
+        assert loads() == (1, 0) and "GPU" in reason(server, "m")[1]
+        gpu["fault_kernel"] = 1
+        assert add(server, "m", 1)[0] == 500
+        status, answer = add(server, "m", 1)
+        assert status == 503 and "the server must be started anew" in answer
+        assert loads() == (1, 1)
+        answers = []
+
+        def put_off() -> bool:  # the first one, unless more than a second has passed
+            answers.append(add(server, "m", 1))
+            return "it is tried again in" in answers[-1][1]
+
+        until(put_off)
+        assert {status for status, _ in answers} == {503}
+        assert loads() == (1, len(answers))
 
 
 @pytest.mark.slow
