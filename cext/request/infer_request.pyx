@@ -333,7 +333,7 @@ cdef class ModelCore:
                 self.required_inputs += 1
 
     def take_back(self, InferRequest request not None) -> bool:
-        """Whether a request that no instance could begin (errors.NotBegun) waits elsewhere from now on, and is not answered."""
+        """Whether a request that its instance could not begin (errors.NotBegun) waits again, and is not to be answered."""
         return False
 
     def body_source(self):

@@ -197,7 +197,7 @@ class Killed(Internal):
 
 
 class NotBegun(Internal):
-    """No instance could begin the batch: its requests are as they came, and may be submitted again."""
+    """The instance could not begin the batch: its requests are as they came, and may be executed by another."""
 
 
 class AlreadyExists(TritonError):

@@ -11,6 +11,7 @@ import pytest
 from tritonclient import http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests.backends.python.test_while_restarting import stopped
 from tests.repository.test_on_demand import ENSEMBLE, document, http_infer, on_demand, own_infer
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -121,19 +122,16 @@ def test_requests_that_came_during_a_restart_that_fails_wait_for_the_next(
             assert sorted(row["model_name"] for row in traced) == ["m"] * 5 + ["whole"]
 
 
-# a request whose id is "stop" stops its process
-STOPS = MODEL.replace(AT, TOLD + AT).replace(
-    "    def execute(self, requests):\n",
-    """    def execute(self, requests):
+def test_requests_that_were_sent_to_a_process_and_not_begun_wait_for_the_next(tmp_path: Path) -> None:
+    """The one that it was executing fails."""
+    stops = MODEL.replace(AT, TOLD + AT).replace(
+        "    def execute(self, requests):\n",
+        """    def execute(self, requests):
         if requests[0].request_id() == "stop":
             os.kill(os.getpid(), 19)
 """,
-)
-
-
-def test_requests_that_were_sent_to_a_process_and_not_begun_wait_for_the_next(tmp_path: Path) -> None:
-    """The one that it was executing fails."""
-    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": STOPS})
+    )
+    folder = write_model(tmp_path, "m", OWN_PROCESS, {"1/model.py": stops})
     with (
         ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
         ThreadPoolExecutor(3) as pool,
@@ -152,38 +150,6 @@ def test_requests_that_were_sent_to_a_process_and_not_begun_wait_for_the_next(tm
         assert [answer.result(60) for answer in others] == [[0, 1, 2]] * 2
         counts = stats(server, "m")["inference_stats"]
         assert (counts["success"]["count"], counts["fail"]["count"]) == (3, 1)
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def test_or_another_instance_executes_them(tmp_path: Path) -> None:
-    two = "instance_group { count: 2 kind: KIND_CPU }"
-    folder = write_model(tmp_path, "m", OWN_PROCESS + two, {"1/model.py": STOPS})
-    with (
-        ServerProcess(tmp_path, "--model-control-mode=on-demand", failures="killed|are broken") as server,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        assert own_infer(server, "m") == [0, 1, 2]
-        processes = [row["pid"] for row in stats(server, "m")["processes"]]
-        answers = []
-        for count in (1, 2):
-            answers.append(pool.submit(own_infer, server, "m", request_id="stop"))
-            until(lambda count=count: sum(map(stopped, processes)) == count)
-        answers += [pool.submit(own_infer, server, "m") for _ in range(2)]  # one is sent to each process
-        until(lambda: stats(server, "m")["live"]["accepted"] == 4)
-        (folder / "broken").touch()
-        os.kill(processes[0], signal.SIGKILL)
-        server.until_logged("restart of m_0_0 failed")
-        assert sum(answer.done() for answer in answers) == 1, "the one that it was executing has failed"
-        os.kill(processes[1], signal.SIGCONT)
-        errors = [answer.exception(60) for answer in answers]
-        assert sum(error is not None for error in errors) == 1
-        assert [answer.result() for answer, error in zip(answers, errors, strict=True) if error is None] == [
-            [0, 1, 2]
-        ] * 3
 
 
 def test_requests_wait_until_a_process_that_does_not_start_does(tmp_path: Path) -> None:

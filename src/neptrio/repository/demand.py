@@ -151,12 +151,9 @@ class Demand(KnownModels):
 
     def take_back(self, name: str, request: InferRequest) -> bool:
         """Has a request wait that the model has accepted and that no instance could begin (rule 5), and those that wait for its
-        answer. False where it is to fail: a model's call, which the next process may wait for, one of a sequence, whose state
-        is gone, one that nobody wants, and one for which nothing would be loaded now."""
+        answer. False for a model that is not loaded on demand, or would not be now."""
         known = self.known.get(name)
-        if known is None or request.sequence_id or request.cancelled or _called(request):
-            return False
-        if known.standing.act(monotonic_ns()) is Act.REFUSE:
+        if known is None or known.standing.act(monotonic_ns()) is Act.REFUSE:
             return False
         version = request.model_version
         for one in request.model.scheduler.give_back(request):
@@ -164,7 +161,7 @@ class Demand(KnownModels):
             stand_in.scheduler.take_back(one, stand_in)
             known.released -= 1  # it counts as it did when it went to the model, and goes there again
         self._ask(known)
-        if name in self._catalog.latest and self._broken(name, version) is None:  # other instances execute
+        if name in self._catalog.latest and self._broken(name, version) is None:  # another load serves
             self._release(known)
         return True
 
@@ -386,14 +383,6 @@ class Demand(KnownModels):
         """Whether a request for which that stands in will be served, as far as is known."""
         number = self._catalog.number(absent.name, absent.version) if absent.version else 0
         return self.will_serve(absent.name, number) is not False
-
-
-def _called(request: InferRequest) -> bool:
-    """Whether a model's call is what the request comes from."""
-    parent = request.parent
-    while parent is not None and parent.composing:
-        parent = parent.parent
-    return parent is not None
 
 
 def _nobody(*arguments: Any, **options: Any) -> Any:

@@ -23,6 +23,7 @@ from neptrio.config.groups import Placement
 from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
+from neptrio.execution.batch import complete
 from neptrio.execution.instance import Instance, InstancePool
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
@@ -32,7 +33,7 @@ from neptrio.observe.memory import Measured, usage
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.warmup import warm_up
 from neptrio.request import reshape
-from neptrio.request.infer_request import DataType, InferRequest
+from neptrio.request.infer_request import DataType, InferRequest, InferResponse
 from neptrio.scheduling.base import NO_SCHEDULER, LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.choose import make_scheduler
 
@@ -273,8 +274,19 @@ class Model(ServedModel):
         self.pass_soon()
 
     def take_back(self, request: InferRequest) -> bool:
-        of_sequences = self.scheduler is None or self.scheduler.of_sequences is not None
-        return not of_sequences and self.on_not_begun(request)
+        """Other instances execute it, or it waits elsewhere. Not one of a sequence, whose state may be gone, nor a model's call,
+        for which the instances that are left may wait, nor one that nobody wants."""
+        scheduler = self.scheduler
+        if scheduler is None or scheduler.of_sequences is not None or request.cancelled or _called(request):
+            return False
+        if not self.ready:
+            return self.on_not_begun(request)
+        request.batch = request.on_cancel = None
+        try:
+            scheduler.requeue(request)
+        except TritonError as error:
+            complete(request, InferResponse(None, error), True)
+        return True
 
     def state_lost(self, backend: BackendInstance, error: TritonError) -> None:
         """What an instance has kept in its process is gone."""
@@ -390,6 +402,14 @@ def too_long(what: str, context: LoadContext, limit: float | None) -> TooLong:
         "(INITIALIZE_TIMEOUT_SECONDS); its thread is left behind. With the parameter isolation 'process' a model "
         "that hangs can be ended"
     )
+
+
+def _called(request: InferRequest) -> bool:
+    """Whether a model's call is what the request comes from."""
+    parent = request.parent
+    while parent is not None and parent.composing:
+        parent = parent.parent
+    return parent is not None
 
 
 def _begin_threads(instances: list[Instance]) -> None:

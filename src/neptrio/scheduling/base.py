@@ -118,6 +118,11 @@ class Scheduler(ABC):
         """The error for a request that finds the queue full."""
         raise NotImplementedError(f"{type(self).__name__}.full")
 
+    def requeue(self, request: InferRequest) -> None:
+        """Queues an accepted request once more, since the instance that it was given to could not begin it. It keeps its place
+        in the order of responses. Raises TritonError, after which the caller answers it."""
+        self.enqueue(request)
+
     def give_back(self, request: InferRequest) -> list[InferRequest]:
         """Forgets an accepted request that no instance could begin, and those that wait for its answer; all of them, in order of
         arrival. They are not answered."""

@@ -172,6 +172,9 @@ class CachingScheduler(Scheduler):
             self._release(key, None)
             raise
 
+    def requeue(self, request: InferRequest) -> None:
+        self.inner.requeue(request)
+
     def give_back(self, request: InferRequest) -> list[InferRequest]:
         key, request.cache_key = request.cache_key, None
         found = self.inner.give_back(request)

@@ -166,6 +166,45 @@ def test_an_instance_that_does_not_come_back_gets_none(tmp_path: Path) -> None:
         until(lambda: ready(server))
 
 
+STOPS = MODEL.replace(
+    "        pid =",
+    '        if requests[0].request_id() == "stop":\n            os.kill(os.getpid(), 19)\n        pid =',
+)
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("extra", ["", "dynamic_batching { preserve_ordering: true }"])
+def test_another_instance_executes_what_was_sent_to_one_that_does_not_come_back(
+    tmp_path: Path, extra: str
+) -> None:
+    folder = python_model(tmp_path, "m", STOPS, config("IN:TYPE_FP32:1", "OUT:TYPE_INT32:1", 0, TWO + extra))
+    with (
+        ServerProcess(tmp_path, failures="SIGKILL|the weights are broken") as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        first, second = processes(server)
+        answers = []
+        for count in (1, 2):
+            answers.append(pool.submit(asked, server, request_id="stop"))
+            until(lambda count=count: stopped(first) + stopped(second) == count)
+        answers += [pool.submit(asked, server) for _ in range(2)]  # one is sent to each process
+        until(lambda: accepted(server) == 4)
+        (folder / "broken").touch()
+        os.kill(first, signal.SIGKILL)
+        server.until_logged("restart of m_0_0 failed")
+        os.kill(second, signal.SIGCONT)
+        failed = [error for answer in answers if (error := answer.exception(60)) is not None]
+        assert len(failed) == 1 and "SIGKILL" in str(failed[0]), "the one that it was executing"
+        assert {answer.result() for answer in answers if answer.exception() is None} == {second}
+        found = stats(server, "m")
+        counts = {name: row["count"] for name, row in found["inference_stats"].items()}
+        assert (counts["success"], counts["fail"], found["live"]["accepted"]) == (3, 1, 0)
+
+
 def test_they_fail_with_the_reason_when_the_next_process_does_not_start(tmp_path: Path) -> None:
     with served(tmp_path) as (server, folder), ThreadPoolExecutor(1) as pool:
         old = asked(server)

@@ -12,7 +12,7 @@ Rules:
  2. The reader thread notices that a process has ended, but the trio thread handles it: answers that the process wrote
     to its ring before it ended are still used.
  3. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
-    that does not start, they come back as not begun. Requests of a sequence fail at once, because its state ended with
+    that does not start, they come back as not begun (ModelCore.take_back). Requests of a sequence fail at once, because its state ended with
     the process; so do those that were received into the memory that it could write to.
  4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
  5. A model's initialize() has a time limit, after which the child is killed. Where instances initialize one after the other,
