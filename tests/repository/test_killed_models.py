@@ -118,8 +118,13 @@ def test_requests_that_came_during_a_restart_that_fails_wait_for_the_next(
         demand = on_demand(server, "m")
         assert (demand["waiting"], demand["misses"], demand["loads"]) == (0, 0, 1)
         if flags and "trace" in flags[0]:
-            traced = [row for row in document(server, "/v2/trace/recent")[1] if "model_name" in row]
-            assert sorted(row["model_name"] for row in traced) == ["m"] * 5 + ["whole"]
+
+            def traced() -> list[str]:
+                rows = document(server, "/v2/trace/recent")[1]
+                return sorted(row["model_name"] for row in rows if "model_name" in row)
+
+            until(lambda: len(traced()) >= 6)
+            assert traced() == ["m"] * 5 + ["whole"]
 
 
 def test_requests_that_were_sent_to_a_process_and_not_begun_wait_for_the_next(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class _Sender:
     go: Callable[[], None]  # to be called once it may send
     frame: _Frame  # in which its step runs
     wait: Wait | None  # what it means when it waits for other steps; None for a step that has ended
-    held: bool = False  # it does
+    held: bool  # it does
 
 
 class _Walk(Responder):
@@ -208,19 +208,23 @@ class _Walk(Responder):
         """True when a decoupled step must wait before it sends more; then `callback` is called once it may."""
         step, frame = self.children.get(request, (None, self.root))
         wait = None if step is None else self.scheduler.graph.waits.get(step.index)
-        sender = _Sender(callback, frame, wait)
-        if not self._holds(sender) and not self._client_is_full():
+        held = frame.held > WALK_BYTES and self._begin(wait)
+        if not held and not self._client_is_full():
             return False
-        self._senders.append(sender)
+        self._senders.append(_Sender(callback, frame, wait, held))
         return True
 
+    def _begin(self, wait: Wait | None) -> bool:
+        """Begins to wait for other steps, where that may be."""
+        return wait is not None and not self.finished and self.scheduler.waits.begin(wait)
+
     def _holds(self, sender: _Sender) -> bool:
-        """Whether the sender has to wait for other steps."""
-        waits, wait = self.scheduler.waits, sender.wait
-        if not self.finished and sender.frame.held > WALK_BYTES and wait is not None:
-            sender.held = sender.held or waits.begin(wait)
-        elif sender.held and wait is not None:
-            waits.end(wait)
+        """Whether the sender still has to wait for other steps, or has to by now."""
+        if sender.frame.held > WALK_BYTES and not self.finished:
+            sender.held = sender.held or self._begin(sender.wait)
+        elif sender.held:
+            assert sender.wait is not None
+            self.scheduler.waits.end(sender.wait)
             sender.held = False
         return sender.held
 
