@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import Cancelled, TritonError, Unavailable
 from neptrio.execution.batch import accept, complete
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import (
@@ -20,7 +20,7 @@ from neptrio.request.infer_request import (
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.request.reshape import Reshape, output_reshaper
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics
-from neptrio.scheduling.caching import QUEUE_START, CachingScheduler
+from neptrio.scheduling.caching import COMPUTE_START, QUEUE_START, CachingScheduler
 from neptrio.scheduling.response_cache import (
     ENTRY_OVERHEAD_BYTES,
     TENSOR_OVERHEAD_BYTES,
@@ -253,6 +253,26 @@ def test_followers_count_as_waiting() -> None:
     complete(first, InferResponse(tensors(10, 20)), True)
     assert followers[1][1].values == [{"T0": 10, "T1": 20}]
     assert world.scheduler.statistics().queued == len(world.inner.held)
+
+
+def test_a_follower_is_a_miss_once_it_has_been_executed() -> None:
+    """Not where no instance could begin it, since it comes again, nor where it leaves the queue."""
+    world = World(coalesce=True)
+    first, _ = world.send(1)
+    second, b = world.send(1)
+    third, c = world.send(1)
+    gone, _ = world.send(1)
+    complete(first, InferResponse(None, TritonError("bad")), True)
+    assert world.inner.held == [first, second, third, gone] and world.count("cache_miss") == 1
+    complete(gone, InferResponse(None, Cancelled()), True)
+    assert world.scheduler.give_back(second) == [second]
+    world.scheduler.enqueue(second)
+    complete(second, InferResponse(tensors(10, 20)), True)
+    third.stamp(COMPUTE_START)
+    complete(third, InferResponse(tensors(30, 40)), True)
+    assert (b.values, c.values) == ([{"T0": 10, "T1": 20}], [{"T0": 30, "T1": 40}])
+    assert world.count("cache_miss") == 3 and world.core.inflight == 0
+    assert world.send(1)[1].values == [{"T0": 10, "T1": 20}], "the answer that was stored"
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["answered", "failed"])

@@ -42,12 +42,14 @@ from neptrio.scheduling.response_cache import Cache, ResponseCache, request_key
 log = logging.getLogger("neptrio.cache")
 
 QUEUE_START = int(Timestamp.QUEUE_START)
+COMPUTE_START = int(Timestamp.COMPUTE_START)
 LOOKUP_START = int(Timestamp.CACHE_LOOKUP_START)
 LOOKUP_END = int(Timestamp.CACHE_LOOKUP_END)
 INSERT_START = int(Timestamp.CACHE_INSERT_START)
 INSERT_END = int(Timestamp.CACHE_INSERT_END)
 QUEUED = int(RequestState.QUEUED)
 _LOADS = itertools.count()
+ALONE = b""  # the key of a follower that is to be executed itself: a miss once it is, and its answer is not stored
 
 GPU = int(MemoryKind.GPU_MEMORY)
 
@@ -195,6 +197,10 @@ class CachingScheduler(Scheduler):
         """Stores the final response of a request that missed, before it is sent. Called by complete()."""
         key, request.cache_key = request.cache_key, None
         assert key is not None
+        if key is ALONE:
+            if request.timestamp(COMPUTE_START):
+                self._model.counters.cache_missed(request, False)
+            return
         outputs = response.outputs
         if outputs and any(t.memory_kind == GPU for t in outputs):  # written to a client's region on the GPU
             outputs = None
@@ -232,15 +238,17 @@ class CachingScheduler(Scheduler):
                 follower.cache_hit = True
                 complete(follower, InferResponse([t for t in outputs if t.name in wanted]), True)
                 continue
-            self._model.counters.cache_missed(follower, False)
+            follower.cache_key = ALONE
             try:
                 self.inner.enqueue(follower)
+                continue
             except TritonError as error:
-                complete(follower, InferResponse(None, error), True)
+                refused = error
             except Exception as error:  # the others wait for their turn
                 log.exception("a request of model '%s' could not be queued", self._model.name)
-                failure = Internal(f"the request could not be queued: {error}", reason=Reason.OTHER)
-                complete(follower, InferResponse(None, failure), True)
+                refused = Internal(f"the request could not be queued: {error}", reason=Reason.OTHER)
+            follower.cache_key = None
+            complete(follower, InferResponse(None, refused), True)
         self._followers.pop(key, None)
 
     def dispatch(self, now_ns: int) -> None:
