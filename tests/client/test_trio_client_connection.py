@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
 import numpy as np
 import pytest
 import trio
@@ -19,6 +25,7 @@ from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
 BIG = {"INPUT0": np.zeros((1, 4_000_000), np.float32)}  # more than windows and sockets take
+WINDOW = 65535  # of HTTP/2, until somebody says otherwise
 SMALL = {"INPUT0": np.zeros((1, 4), np.float32)}
 
 
@@ -141,3 +148,40 @@ def test_a_server_that_shuts_down_answers_what_it_has_and_gets_nothing_new(tmp_p
         run(main)
         assert server.ended() == 0 and len(answered) == 1
     gate.close()
+
+
+async def refuse_all(stream: trio.SocketStream) -> None:
+    """A server that takes one call at once, and ends it when a window of its request has come."""
+    server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    server.initiate_connection()
+    server.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    await stream.send_all(server.data_to_send())
+    came: Counter[int] = Counter()
+    while data := await stream.receive_some():
+        for event in server.receive_data(data):
+            if isinstance(event, h2.events.DataReceived):
+                came[event.stream_id] += len(event.data)
+                if came[event.stream_id] == WINDOW:
+                    server.increment_flow_control_window(WINDOW)
+                    answer = [(":status", "200"), ("grpc-status", "8"), ("grpc-message", "too large")]
+                    server.send_headers(event.stream_id, answer, end_stream=True)
+        await stream.send_all(server.data_to_send())
+
+
+def test_a_refusal_that_no_reset_follows_is_told_and_makes_room_for_the_next_call() -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):  # the client is gone
+            await refuse_all(stream)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            listen = partial(trio.serve_tcp, host="127.0.0.1")
+            listeners: list[trio.SocketListener] = await nursery.start(listen, serve, 0)
+            host, port = listeners[0].socket.getsockname()
+            async with open_client(f"{host}:{port}") as client:
+                for _ in range(3):
+                    with pytest.raises(InferenceError, match="too large"):
+                        await client.infer("m", BIG)
+            nursery.cancel_scope.cancel()
+
+    run(main)

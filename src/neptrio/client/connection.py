@@ -8,7 +8,8 @@ Rules:
  4. A call begins when the server has said how many there may be at once, and waits while there are as many.
  5. A server that is shutting down (GOAWAY) gets no new calls, and still answers those that it has taken. h2 would end the
     connection at once, so it never sees that frame.
- 6. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
+ 6. A call that the server ends before it has all of it is reset: nobody sends the rest, and rule 4 counts it no more.
+ 7. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
     not stop the others. Its messages stay in memory.
 """
 
@@ -44,6 +45,7 @@ class Call:
         self.message = ""
         self._connection = connection
         self._stream_id = stream_id
+        self.sent = False  # all of it
         self._buffer = bytearray()
         self._push, self._pull = trio.open_memory_channel[bytes](math.inf)
 
@@ -55,8 +57,9 @@ class Call:
         await self._connection.send(self._stream_id, data, end)
 
     async def finish(self) -> None:
-        """Tells the server that no more messages follow."""
-        await self._connection.send(self._stream_id, b"", True)
+        """Tells the server, if it has not ended the call, that no more messages follow."""
+        if self.status is None:
+            await self._connection.send(self._stream_id, b"", True)
 
     async def receive(self) -> bytes | None:
         """The next message, None after the last one. Raises ConnectionLost."""
@@ -110,6 +113,9 @@ class Connection:
             h2.config.H2Configuration(header_encoding=False, validate_inbound_headers=False)
         )
         self._calls: dict[int, Call] = {}
+        self._cut: list[
+            int
+        ] = []  # streams of calls that the server has just ended, and of which there was more to send
         self._lock = trio.Lock()
         self._received = bytearray()  # the beginning of a frame
         self._going = False  # the server takes no new calls
@@ -191,6 +197,9 @@ class Connection:
             while True:
                 if self._lost:
                     raise ConnectionLost(self.reason)
+                call = self._calls.get(stream_id)
+                if call is None:
+                    raise ConnectionLost("the server has ended the call")
                 room = min(
                     self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size, len(view)
                 )
@@ -199,6 +208,7 @@ class Connection:
                     continue
                 last = room == len(view)
                 self._h2.send_data(stream_id, bytes(view[:room]), end_stream=end and last)
+                call.sent = end and last
                 await self._flush()
                 if last:
                     return
@@ -236,11 +246,20 @@ class Connection:
                     return
                 for event in self._h2.receive_data(self._for_h2(data)):
                     self._handle(event)
+                self._end_cut()
                 await self._flush()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h2.exceptions.ProtocolError) as error:
             self._lose(f"the connection to {self._authority} broke: {error}")
         except ConnectionLost:
             pass
+
+    def _end_cut(self) -> None:
+        """Resets the calls that the server has ended early, unless it did that itself."""
+        for stream_id in self._cut:
+            self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+        if self._cut:
+            self._cut.clear()
+            self._tell()
 
     def _for_h2(self, data: bytes) -> bytes:
         """The whole frames that have come, without GOAWAY (rule 5)."""
@@ -281,6 +300,13 @@ class Connection:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             if call is not None:
                 call.on_data(event.data)
+        elif isinstance(event, h2.events.StreamReset):
+            if event.stream_id in self._cut:
+                self._cut.remove(event.stream_id)
+            if call is not None:
+                call.status, call.message = 1, f"the server reset the call (HTTP/2 error {event.error_code})"
+                self._calls.pop(event.stream_id).close()
+            self._tell()
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
             self._settled = self._settled or isinstance(event, h2.events.RemoteSettingsChanged)
             self._tell()
@@ -290,8 +316,6 @@ class Connection:
             call.on_headers(event.headers)
         elif isinstance(event, h2.events.StreamEnded):
             self._calls.pop(event.stream_id).close()
-            self._tell()
-        elif isinstance(event, h2.events.StreamReset):
-            call.status, call.message = 1, f"the server reset the call (HTTP/2 error {event.error_code})"
-            self._calls.pop(event.stream_id).close()
+            if not call.sent:
+                self._cut.append(event.stream_id)
             self._tell()
