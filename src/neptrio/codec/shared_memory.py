@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import trio
-
 from neptrio.codec.json_writer import dump
 from neptrio.codec.text import bytes_text
 from neptrio.errors import InvalidArgument
 from neptrio.limits import shown
+from neptrio.loop import threads
 from neptrio.request.infer_request import Tensor
 
 LARGE_BYTES = 1 << 20  # of parts of regions: copying more takes over a quarter of a millisecond
@@ -72,15 +71,15 @@ class AskedFromThread:
 
     def input_tensor(self, *arguments: Any) -> Tensor:
         """Has the region looked up on the loop's thread, for which the worker waits, and reads the input on this one."""
-        return trio.from_thread.run_sync(self._memory.input_reader, *arguments)()
+        return threads.on_loop(self._memory.input_reader, *arguments)()
 
     def output_region(self, region: str) -> Any:
         """Calls the service's output_region() on the loop's thread; the worker waits for its result."""
-        return trio.from_thread.run_sync(self._memory.output_region, region)
+        return threads.on_loop(self._memory.output_region, region)
 
     def output_place(self, *arguments: Any) -> Any:
         """As output_region()."""
-        return trio.from_thread.run_sync(self._memory.output_place, *arguments)
+        return threads.on_loop(self._memory.output_place, *arguments)
 
     def write_output(self, tensor: Tensor, region: Any, offset: int, size: int) -> Tensor:
         """Has the region's part checked on the loop's thread, and copies the output on this one."""
@@ -89,11 +88,11 @@ class AskedFromThread:
 
     def input_reader(self, *arguments: Any) -> Callable[[], Tensor]:
         """As output_region()."""
-        return trio.from_thread.run_sync(self._memory.input_reader, *arguments)
+        return threads.on_loop(self._memory.input_reader, *arguments)
 
     def output_writer(self, *arguments: Any) -> Callable[[], None]:
         """As output_region()."""
-        return trio.from_thread.run_sync(self._memory.output_writer, *arguments)
+        return threads.on_loop(self._memory.output_writer, *arguments)
 
 
 def names_large_inputs(text: Any) -> bool:

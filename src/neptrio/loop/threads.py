@@ -8,7 +8,8 @@ Rules:
  1. What a client asked for fails: begin(), start() and run() raise NoThread, and the client may try again.
  2. What is done again and again is left out once: its loop catches NoThread.
  3. What nobody asks for again and others wait for is tried until it works: start_surely(), run_surely().
- 4. Threads that watch over a process exist before the process does.
+ 4. What a function raises on one thread for another, by run() and on_loop(), leaves nothing that only the collector could free.
+ 5. Threads that watch over a process exist before the process does.
 """
 
 from __future__ import annotations
@@ -73,6 +74,41 @@ def start_surely(target: Callable[..., Any], *args: Any, name: str | None = None
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
+class _Attempt:
+    """One call of a function by another thread; returns itself where the function has raised.
+
+    What trio carries from thread to thread it keeps: an error refers by its traceback to the frames of its thread, and one of them
+    has what was carried. So the error, and requests, bodies and connections, which are in frames too, would stay until the
+    collector looks. Here it is taken out by who raises it again, or when nobody waits for it.
+    """
+
+    __slots__ = ("_error", "_left")
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._left = False
+
+    def __call__(self, function: Callable[..., T], args: tuple[Any, ...]) -> T | _Attempt:
+        try:
+            return function(*args)
+        except BaseException as error:
+            self._error = error
+            if self._left:
+                self._error = None
+            return self
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self._left = True
+        self._error = None
+
+    def take(self) -> BaseException:
+        """The error, once."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+
 async def run(
     function: Callable[..., T],
     *args: Any,
@@ -80,19 +116,27 @@ async def run(
     limiter: Any = None,
 ) -> T:
     """trio.to_thread.run_sync(). Raises NoThread, and what `function` raises."""
-    begun = False
-
-    def call() -> T:
-        nonlocal begun
-        begun = True
-        return function(*args)
-
+    attempt = _Attempt()
     try:
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        result = await trio.to_thread.run_sync(
+            attempt, function, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter
+        )
     except (RuntimeError, MemoryError):
-        if begun:
-            raise
         raise NoThread from None
+    except BaseException:
+        attempt.leave()
+        raise
+    if isinstance(result, _Attempt):
+        raise result.take()
+    return result
+
+
+def on_loop(function: Callable[..., T], *args: Any) -> T:
+    """trio.from_thread.run_sync(): has the loop's thread call `function`. For a thread of run(). Raises what it raises."""
+    result = trio.from_thread.run_sync(_Attempt(), function, args)
+    if isinstance(result, _Attempt):
+        raise result.take()
+    return result
 
 
 async def run_surely(function: Callable[..., T], *args: Any, abandon_on_cancel: bool = False) -> T:

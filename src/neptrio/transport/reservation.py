@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import trio
-
 from neptrio.errors import Cancelled
+from neptrio.loop import threads
 from neptrio.service.held_bytes import HeldBytes
 
 
@@ -51,4 +50,4 @@ class Reservation:
         self._left -= size
         if self._left < 0:
             more, self._left = -self._left, 0
-            trio.from_thread.run_sync(self._keep, more)
+            threads.on_loop(self._keep, more)
