@@ -12,6 +12,8 @@ Rules:
  3. A part ends with its final response; a root that came over the network ends when that response was sent: when the kernel
     has taken all of it, or this process has given it to a front end, or when a transport that sends later says so.
  4. A part that is closed no longer changes, and refers to no model.
+ 5. A root knows its parts until the trace is finished: afterwards they refer to it alone, as both would live until the collector
+    finds them. So who keeps a finished trace keeps the list of its parts.
 
 A part's state says who tells that the answers made so far were sent:
 
@@ -152,7 +154,7 @@ cdef class Trace:
     @property
     def parts(self) -> list:
         # type: () -> list[Trace]
-        """All parts: the root and those below it."""
+        """All parts: the root and those below it, until it is finished (rule 5)."""
         return [self, *(self.children or ())]
 
     def copy(self, str activity, tensors, int response=0):

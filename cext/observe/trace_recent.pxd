@@ -5,7 +5,7 @@ from neptrio.observe.trace cimport Trace
 
 cdef enum:
     RECENT_TRACES = 128
-    RECENT_BYTES = 512               # a trace whose records are larger is kept as an object
+    RECENT_BYTES = 512               # a trace whose records are larger is kept as its parts
 
 cdef class Recent:
     cdef char* data

@@ -2,7 +2,7 @@
 
 The problem: keeping the trace objects themselves would keep everything they refer to, and they could not be reused for
 other requests. The choice: a ring of places of RECENT_BYTES each, into which a trace's records are copied. Only a trace
-that is larger, or whose records were not made, is kept as an object.
+that is larger, or whose records were not made, is kept as the objects of its parts.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -40,7 +40,7 @@ cdef class Recent:
                 self.whole[place] = None
         else:
             self.sizes[place] = 0
-            self.whole[place] = root
+            self.whole[place] = root.parts
         return 0
 
     def __len__(self):
@@ -69,4 +69,4 @@ cdef class Recent:
 def _text(trace) -> bytes:
     if isinstance(trace, TraceBlock):
         return trace.text()
-    return b",".join([part.text() for part in (<Trace>trace).parts])
+    return b",".join([part.text() for part in trace])

@@ -109,6 +109,7 @@ cdef class Sampler(Tracing):
                 self.recent.add(root, block.records.data + block.records.size - size, size)
                 if block.records.size >= BLOCK_BYTES or block.traces >= block.most:
                     self.writer.full(scope)
+        root.children = None
         if not scope.open and (scope.retired or not scope.left):
             self.drained(scope)
         if not self.open and (self.disabled or scope.retired or not scope.left):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from neptrio import extras
 from neptrio.config.isolation import parameter
@@ -184,9 +184,13 @@ def _template(folder: Path, name: str) -> Render:
     def refuse(message: str) -> None:
         raise InvalidArgument(str(message))
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    class Environment(ImmutableSandboxedEnvironment):
+        def handle_exception(self, source: str | None = None) -> NoReturn:
+            if source is None:
+                raise  # as it is: the frames that jinja adds refer to each other, and with them to the request
+            super().handle_exception(source)
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.globals["raise_exception"] = (
         refuse  # what templates of public models call for a wrong conversation
     )

@@ -164,7 +164,7 @@ class FrontEndSession:
         try:
             await services.workers.run(lambda: select(request, response, regions), self)
         except TritonError as found:
-            error = found
+            error = found.with_traceback(None)  # which holds this call
         except Exception as found:
             log.exception("classifying outputs failed")
             error = Internal(f"internal error: {type(found).__name__}")

@@ -372,6 +372,7 @@ class GrpcCall:
                 self._request,
                 failure,
             )
+        del failure  # its traceback holds this call, which would hold it
         if trailers is OK_TRAILERS and self._outcome is not None:
             trailers = self._outcome
         services.loop.loop_pass.end()

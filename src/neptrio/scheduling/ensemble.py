@@ -87,6 +87,14 @@ class _Frame:
             frame.held += size
             frame = frame.parent
 
+    def let_go(self) -> None:
+        """The walk has ended: ends that frames refer to each other, or their tensors would stay until the collector looks."""
+        left = [self]
+        while left:
+            frame = left.pop()
+            left += frame.below
+            frame.below = []
+
     def find(self, name: str) -> Tensor | None:
         frame: _Frame | None = self
         while frame is not None:
@@ -304,6 +312,7 @@ class _Walk(Responder):
         for child, (step, _frame) in children.items():
             self.scheduler.ended(step)
             self.scheduler.admission.cancel(child)
+        self.root.let_go()
         self._let_send()
 
 

@@ -15,7 +15,7 @@ import trio
 
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.proto_response import encode_response
-from neptrio.errors import Internal, TritonError, raise_it
+from neptrio.errors import Internal, TritonError
 from neptrio.execution.admission import GRPC_ONE_RESPONSE
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc import compression as compression
@@ -76,6 +76,7 @@ class UnaryInfer(Call, UnaryCore):
             log.exception("working on a call failed")
             self._fail(Internal(f"internal error: {type(error).__name__}: {error}"))
         if self._over:
+            self._working = None
             self.give_back()
         self._connection.pass_ends()
 
@@ -95,6 +96,10 @@ class UnaryInfer(Call, UnaryCore):
     def give_back(self) -> None:
         if self._infer is not None:
             self._infer.give_back()
+            if self._working is None:  # else a worker may take more
+                self._infer = (
+                    None  # whose request refers to this call: both would live until the collector finds them
+                )
 
     def _fail(self, error: TritonError) -> None:
         self._request = None
@@ -130,8 +135,10 @@ class UnaryInfer(Call, UnaryCore):
             self._reply(response)
 
     def _reply(self, response: InferResponse) -> None:
-        """Sends a response. Raises TritonError if it is one, or cannot be sent."""
-        raise_it(response.error)
+        """Sends a response. Raises TritonError if it cannot be sent."""
+        if response.error is not None:
+            self._fail(response.error)
+            return
         segments = encode_response(response)
         if self._connection.compression == "none" or not self._deflate(segments):
             self.reply(segments, OK_TRAILERS)

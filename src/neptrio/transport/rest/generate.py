@@ -95,13 +95,12 @@ def _size(response: InferResponse) -> int:
 
 def _payload(response: InferResponse, stop: Stop | None = None) -> tuple[bytes, bool]:
     """The response as a JSON object, and whether it is an error."""
-    error = response.error
-    if error is None:
-        try:
-            return generate.encode(response, stop), False
-        except TritonError as problem:
-            error = problem
-    return dump_json({"error": str(error)}), True
+    if response.error is not None:
+        return dump_json({"error": str(response.error)}), True
+    try:
+        return generate.encode(response, stop), False
+    except TritonError as error:  # which is not kept: its traceback refers to this frame
+        return dump_json({"error": str(error)}), True
 
 
 class HttpGenerate(InferCall):
