@@ -48,10 +48,7 @@ class BlockingModel(ModelHandle):
             call.start()
             final = False
             while not final:
-                item = mail.get()
-                response, final = opened(item)
-                if not final:
-                    call.took(item[0])
+                response, final = opened(mail.get(), call)
                 if response is not None:
                     yield response
         finally:

@@ -41,7 +41,7 @@ class Call(Responder):
     ) -> None:
         """`timeout`: seconds from now until the call fails with Code.DEADLINE."""
         self._engine = engine
-        self._request = request
+        self._request: InferRequest | None = request  # None at the end: it refers to this call
         self._mail = mail
         self._one_response = ONE_RESPONSE if one_response else None
         self._expires_ns = None if timeout is None else int(monotonic_ns()) + int(timeout * 1e9)
@@ -59,10 +59,10 @@ class Call(Responder):
 
     def _begin(self) -> None:
         """Submits the request. If it is refused, the mail gets the error."""
-        if self._ended:
+        request = self._request
+        if request is None:
             return
         self._begun = True
-        request = self._request
         admission = self._engine.core.services.admission
         try:
             admission.find(request, self._one_response)
@@ -75,8 +75,10 @@ class Call(Responder):
             self._timer = self._engine.core.loop.timers.at(self._expires_ns, self._expire)
 
     def _expire(self) -> None:
+        request = self._request
         self.fail(TritonError("the deadline of the request has passed", Code.DEADLINE))
-        self._engine.core.services.admission.cancel(self._request)
+        if request is not None:
+            self._engine.core.services.admission.cancel(request)
 
     def fail(self, error: Exception) -> None:
         """Ends the call for its caller with an error."""
@@ -86,6 +88,7 @@ class Call(Responder):
 
     def _end(self) -> None:
         self._ended = True
+        self._request = None
         self._engine.leave(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -99,7 +102,7 @@ class Call(Responder):
             try:
                 select(request, response, self._engine.core.services)
             except TritonError as refused:
-                error = refused
+                error = refused.with_traceback(None)  # whose frames have the error
             except Exception as broken:
                 error = Internal(text_of(broken))
         if error is not None and final:
@@ -147,10 +150,11 @@ class Call(Responder):
             self._engine.later(self._cancel)
 
     def _cancel(self) -> None:
-        if not self._ended:
+        request = self._request
+        if request is not None:
             self._end()
             if self._begun:
-                self._engine.core.services.admission.cancel(self._request)
+                self._engine.core.services.admission.cancel(request)
 
 
 def _as_error(error: Exception) -> TritonError:

@@ -221,7 +221,10 @@ class Engine:
 def _result(item: tuple[Any, Exception | None]) -> Any:
     result, error = item
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del item, error  # the error knows this frame
     return result
 
 

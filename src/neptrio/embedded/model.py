@@ -60,13 +60,21 @@ class ModelHandle:
         }
 
 
-def opened(item: Item) -> tuple[Response | None, bool]:
-    """A mail's item as (response or None for an empty one, final). Raises the error that came instead."""
-    if isinstance(item, Exception):
-        raise _classed(item)
+def opened(item: Item, call: Call | None = None) -> tuple[Response | None, bool]:
+    """A mail's item as (response or None for an empty one, final). Raises the error that came instead. The `call` is told of
+    one that is taken, if it waits for that."""
+    error = item if isinstance(item, Exception) else item[0].error
+    if error is not None:
+        try:
+            raise _classed(error)
+        finally:
+            del (
+                item,
+                error,
+            )  # the error knows this frame and the callers', whose arrays would stay until a collection
     response, final = item
-    if response.error is not None:
-        raise _classed(response.error)
+    if call is not None and not final:
+        call.took(response)
     return None if response.null else Response(response), final
 
 
@@ -123,10 +131,7 @@ class Model(ModelHandle):
             call.start()
             final = False
             while not final:
-                item = await mail.get()
-                response, final = opened(item)
-                if not final:
-                    call.took(item[0])
+                response, final = opened(await mail.get(), call)
                 if response is not None:
                     yield response
         finally:
