@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, isolated, python_model
 from tests.backends.python.test_bls import DOUBLE
+from tests.support.metrics import scrape, value
 from tests.support.server import ServerProcess
 
 ASKS = """
@@ -86,6 +87,22 @@ class TritonPythonModel:
         raise RuntimeError("not here")
 """
 )
+COUNTS = """
+FAMILY = pb_utils.MetricFamily("counted", "how often", pb_utils.MetricFamily.COUNTER)
+METRIC = FAMILY.Metric({})
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        METRIC.increment(100)
+        return config
+
+    def initialize(self, args):
+        METRIC.increment(1)
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
 WAYS = {"process": "process", "interpreter": sys.prefix, "none": "none"}
 FEW_SECONDS = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "10" } }'
 
@@ -98,6 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for name, code in models.items():
         for way, place in WAYS.items():
             isolated(repository, f"{name}_{way}", code, config() + FEW_SECONDS, place)
+    python_model(repository, "counts", COUNTS)
     with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=double") as process:
         yield process
 
@@ -122,6 +140,14 @@ def test_a_file_and_auto_complete_config(server: ServerProcess, way: str) -> Non
         client.unload_model(f"tells_{way}")
     server.until_logged(f"tells_{way} says what its file does", 2)
     server.until_logged(f"tells_{way} completes its configuration")
+
+
+@pytest.mark.slow
+def test_metrics_of_auto_complete_config_end_with_its_process(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.load_model("counts")
+        assert value(scrape(server), "counted") == 1
+        client.unload_model("counts")
 
 
 @pytest.mark.parametrize("way", WAYS)

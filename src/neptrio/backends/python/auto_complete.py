@@ -52,3 +52,4 @@ def complete_config(
     finally:
         process.kill()
         process.close()
+        host.forget()
