@@ -68,14 +68,28 @@ def lines_of_json(text: str) -> dict[Path, int]:
 
     The path of an element of a repeated field ends in its index; a value that is no list is also found as index 0.
     """
-    tokens = [(m.group(), m.start()) for m in _JSON.finditer(text)]
-    breaks = [m.start() for m in re.finditer("\n", text)]
-    found: dict[Path, int] = {}
+    lines = _JsonLines(text)
+    try:
+        lines.value(0, ())
+    except (IndexError, ValueError, RecursionError, TypeError):
+        pass  # the parser reports what is wrong; lines found before that place still help
+    return lines.found
 
-    def line(at: int) -> int:
-        return bisect.bisect_left(breaks, tokens[at][1]) + 1
 
-    def value(at: int, path: Path) -> int:
+class _JsonLines:
+    """Finds the lines of a document. No function in a function, which would refer to itself and to the document."""
+
+    def __init__(self, text: str) -> None:
+        self.found: dict[Path, int] = {}
+        self._tokens = [(m.group(), m.start()) for m in _JSON.finditer(text)]
+        self._breaks = [m.start() for m in re.finditer("\n", text)]
+
+    def _line(self, at: int) -> int:
+        return bisect.bisect_left(self._breaks, self._tokens[at][1]) + 1
+
+    def value(self, at: int, path: Path) -> int:
+        """Notes what is in the value that begins with the token `at`; returns the token behind it."""
+        tokens, found = self._tokens, self.found
         token = tokens[at][0]
         if token == "{":
             at += 1
@@ -85,9 +99,9 @@ def lines_of_json(text: str) -> dict[Path, int]:
                     continue
                 name = re.sub("([A-Z])", lambda m: "_" + m[1].lower(), json.loads(tokens[at][0]))
                 here = (*path, name)
-                found.setdefault(here, line(at))
-                found.setdefault((*here, 0), line(at))
-                at = value(at + 2, here)
+                found.setdefault(here, self._line(at))
+                found.setdefault((*here, 0), self._line(at))
+                at = self.value(at + 2, here)
             return at + 1
         if token == "[":
             at += 1
@@ -96,17 +110,11 @@ def lines_of_json(text: str) -> dict[Path, int]:
                 if tokens[at][0] == ",":
                     at += 1
                     continue
-                found[(*path, index)] = line(at)
-                at = value(at, (*path, index))
+                found[(*path, index)] = self._line(at)
+                at = self.value(at, (*path, index))
                 index += 1
             return at + 1
         return at + 1
-
-    try:
-        value(0, ())
-    except (IndexError, ValueError, RecursionError, TypeError):
-        pass  # the parser reports what is wrong; lines found before that place still help
-    return found
 
 
 def line_of(found: dict[Path, int], path: Path) -> int:
