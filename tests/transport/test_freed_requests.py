@@ -42,9 +42,8 @@ ensemble_scheduling { step [
 ] }
 """
 INFER = "/v2/models/wide/infer"
-LARGE = b'{"inputs":[{"name":"INPUT0","shape":[200000],"datatype":"FP32","data":[%s1]}]}' % (
-    b"1," * 199_999
-)  # more than the loop decodes
+# more than the loop decodes
+LARGE = b'{"inputs":[{"name":"INPUT0","shape":[200000],"datatype":"FP32","data":[%s1]}]}' % (b"1," * 199_999)
 
 
 @pytest.fixture(scope="module")

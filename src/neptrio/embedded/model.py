@@ -68,10 +68,8 @@ def opened(item: Item, call: Call | None = None) -> tuple[Response | None, bool]
         try:
             raise _classed(error)
         finally:
-            del (
-                item,
-                error,
-            )  # the error knows this frame and the callers', whose arrays would stay until a collection
+            # the error knows this frame and the callers', whose arrays would stay until a collection
+            del item, error
     response, final = item
     if call is not None and not final:
         call.took(response)

@@ -97,9 +97,7 @@ class UnaryInfer(Call, UnaryCore):
         if self._infer is not None:
             self._infer.give_back()
             if self._working is None:  # else a worker may take more
-                self._infer = (
-                    None  # whose request refers to this call: both would live until the collector finds them
-                )
+                self._infer = None  # whose request refers to this call: both would live until a collection
 
     def _fail(self, error: TritonError) -> None:
         self._request = None
