@@ -148,6 +148,11 @@ def test_names_in_any_case_and_numbers_as_a_triton_server_takes_them() -> None:
         (["--log-verbose=loud"], ["--log-verbose", "0 or more", "'loud'"]),
         (["--model-load-thread-count=-1"], ["0 or more", "'-1'"]),
         (["stray"], ["unexpected argument 'stray'"]),
+        (
+            ["--http-port=8000", "/"],
+            ["'/' stands behind flags: a folder of models is the first argument, or --model-repository=/"],
+        ),
+        (["-p", "8000"], ["unknown flag '-p'; see 'neptrio --help'"]),
         (["--http-port=x"], ["--http-port", "an integer from 0 to 65535", "'x'"]),
         (["--http-port=65536"], ["0 to 65535"]),
         (["--http-max-input-size=0"], ["1 or more", "'0'"]),
@@ -276,6 +281,19 @@ def test_a_folder_is_served(
         "'chek' is neither a subcommand nor a folder of models, did you mean 'check'?"
         in capsys.readouterr().err
     )
+
+
+def test_what_is_no_folder_is_told_what_it_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (
+        ("nothere", "'nothere' is neither a subcommand nor a folder of models; see 'neptrio --help'"),
+        ("app.py", "app.py' is a file and not a folder of models: 'neptrio serve "),
+        ("net.onnx", "net.onnx' is a file and not a folder of models: 'neptrio import "),
+    ):
+        given = name if name == "nothere" else str(tmp_path / name)
+        if name != "nothere":
+            (tmp_path / name).write_text("")
+        assert cli.main([given]) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_help_begins_with_examples_and_subcommands(capsys: pytest.CaptureFixture[str]) -> None:

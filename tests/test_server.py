@@ -151,6 +151,14 @@ def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+def test_an_address_that_is_none_names_the_flag_of_the_address(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    with pytest.raises(
+        AssertionError, match=r"cannot listen on http://localhost:.*--http-address chooses another"
+    ):
+        ServerProcess(tmp_path, "--http-address=http://localhost")
+
+
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port", "--admin-address"])
 def test_a_port_that_is_taken(tmp_path: Path, flag: str) -> None:
     write_model(tmp_path, "good", identity_config())

@@ -37,12 +37,23 @@ def _main(argv: list[str]) -> int:
         if argv[0] in commands.names():
             return commands.run(argv[0], argv[1:])
         if not (Path(argv[0]).is_dir() or "://" in argv[0]):
-            near = flags.nearest(argv[0], commands.names())
-            print(f"error: '{argv[0]}' is neither a subcommand nor a folder of models{near}", file=sys.stderr)
+            print(f"error: {_no_folder(argv[0])}", file=sys.stderr)
             return 2
         argv = [f"--model-repository={argv[0]}", *argv[1:]]
     first = f"{EXAMPLES}\n\n{commands.summary()}" if {"--help", "-h"} & set(argv) else ""
     return serve(*settings_of(argv, first=first))
+
+
+def _no_folder(word: str) -> str:
+    """What is wrong with a first argument that is neither a subcommand nor a folder, and what was probably meant."""
+    if not Path(word).is_file():
+        return f"'{word}' is neither a subcommand nor a folder of models{flags.nearest(word, commands.names(), 0.6)}"
+    meant = (
+        f"serve {word}:server' serves its functions"
+        if word.endswith(".py")
+        else f"import {word}' makes one of it"
+    )
+    return f"'{word}' is a file and not a folder of models: 'neptrio {meant}"
 
 
 if __name__ == "__main__":

@@ -435,6 +435,10 @@ def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str
         flag, equals, value = left[at].partition("=")
         at += 1
         if not flag.startswith("-"):
+            if Path(flag).is_dir():
+                parser.error(
+                    f"'{flag}' stands behind flags: a folder of models is the first argument, or --model-repository={flag}"
+                )
             parser.error(f"unexpected argument '{flag}'{nearest(flag, [])}")
         if not equals and at < len(left) and not left[at].startswith("--"):
             value = left[at]
@@ -453,7 +457,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str
             ]
             if whole:
                 parser.error(f"flags are written in full: '{flag}' begins {' and '.join(whole)}")
-            parser.error(f"unknown flag '{flag}'{nearest(flag, everything)}")
+            parser.error(f"unknown flag '{flag}'{nearest(flag, everything if flag.startswith('--') else [])}")
     return warnings
 
 
@@ -467,8 +471,8 @@ def _same(value: str, off: str) -> bool:
     return value.lower() == off.lower() or (off == "false" and value.lower() in FALSE)
 
 
-def nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1, 0.5)
+def nearest(word: str, known: list[str], alike: float = 0.5) -> str:
+    near = difflib.get_close_matches(word, known, 1, alike)
     return f", did you mean '{near[0]}'?" if near else "; see 'neptrio --help'"
 
 

@@ -409,7 +409,9 @@ def _listen_for(what: str, address: str, port: int, reuse_port: bool = False) ->
     try:
         return listen(address, port, reuse_port=reuse_port)
     except OSError as error:
-        flag = f"--{what}-{'address' if error.errno == errno.EADDRNOTAVAIL else 'port'}"
+        # numbers below 0 are getaddrinfo's: there is no such name
+        no_address = error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0
+        flag = f"--{what}-{'address' if no_address else 'port'}"
         raise OSError(f"{error.strerror} ({flag} chooses another one)") from None
 
 

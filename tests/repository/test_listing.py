@@ -148,3 +148,6 @@ def test_one_model_is_found_as_in_the_listing_of_all(tmp_path: Path) -> None:
         scan.folders_of("one", missing)
     assert str(of_one.value) == str(of_all.value)
     assert "failed to open model repository" in str(of_one.value) and "no such folder" in str(of_one.value)
+    (tmp_path / "missing").write_text("")
+    with pytest.raises(InvalidArgument, match=r"failed to open model repository '.*missing': it is a file"):
+        scan.model_dirs(missing)

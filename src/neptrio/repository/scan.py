@@ -56,7 +56,7 @@ def _unreadable(repository: Path, error: OSError | None = None) -> InvalidArgume
     except OSError as found:
         error = found
     missing = error is None or isinstance(error, (FileNotFoundError, NotADirectoryError))
-    why = "no such folder" if missing else error
+    why = ("it is a file" if os.path.isfile(repository) else "no such folder") if missing else error
     return InvalidArgument(f"failed to open model repository '{repository}': {why}")
 
 
