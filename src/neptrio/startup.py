@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from neptrio.config import accelerators, groups
+from neptrio.config.misplaced import no_models
 from neptrio.config.sample_request import try_it
 from neptrio.settings import Settings
 from neptrio.terminal import counted
@@ -119,19 +120,13 @@ def first_steps(server: Any) -> str:
     return "\n".join([*lines, "Ctrl-C stops the server"])
 
 
-def _no_models(settings: Settings) -> str:
-    """What is said in place of an empty table."""
-    where = " ".join(map(str, settings.model_repository))
-    return f"no models: there is no folder of a model in {where}" if where else "no models"
-
-
 def _table(server: Any) -> str:
     places = {
         (m.name, m.version): groups.runs_on(m.config, m.backend.own_processes)
         for m in server.repository.ready_models()
     }
     rows, waiting = _rows(server)
-    found = table(rows, places) if rows else "" if waiting else _no_models(server.settings)
+    found = table(rows, places) if rows else "" if waiting else no_models(server.settings.model_repository)
     told = f"loaded when asked for: {counted(waiting, 'model')}" if waiting else ""
     return "\n".join(filter(None, (found, told)))
 

@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio import cli
 from tests.support import onnx_models
 from tests.support.control import infer, load
 from tests.support.repository import write_model
@@ -58,6 +59,7 @@ WRONG = {
         {"v1/model.py": MODEL},
         "'v1' is no version number and is ignored; version 1 is a folder named 1",
     ),
+    "file": ({"1": MODEL}, "'1' is a file: version 1 is a folder of that name, with the model in it"),
     "backend": (
         {"config.pbtxt": f'{IO}\nbackend: "mxnet"', "1/notes.txt": ""},
         "unable to find backend library for backend 'mxnet', try specifying runtime on the model configuration. (This "
@@ -68,6 +70,9 @@ WRONG = {
         "not an ONNX model, or a damaged one: ",
     ),
 }
+
+# model -> where its configuration lies, which nobody reads
+CONFIGS = {"capitals": "Config.pbtxt", "misspelt": "config.pbtext", "deep": "1/config.pbtxt"}
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +89,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(
         folder, "reads_its_own", f'backend: "python" {IO}', {"1/model.py": MODEL, "1/weights.onnx": b"x"}
     )
-    (folder / "capitals/1").mkdir(parents=True)
-    (folder / "capitals/Config.pbtxt").write_text("max_batch_size: 4")
-    (folder / "capitals/1/model.onnx").write_bytes(onnx_models.identity())
+    for name, config in CONFIGS.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / config).write_text("max_batch_size: 4")
+        (folder / name / "1/model.onnx").write_bytes(onnx_models.identity())
+    (folder / "loose.onnx").write_bytes(onnx_models.identity())
     write_model(folder, "trees", 'backend: "fil"', {"1/model.txt": POINTER})
     misspelt = 'parameters { key: "isolatoin" value { string_value: "none" } }'
     write_model(folder, "doubtful", f'backend: "identity" {IO} dynamic_batching {{ }} {misspelt}')
@@ -142,6 +149,9 @@ def test_what_has_no_effect_is_said(server: ServerProcess, checked: str) -> None
         "batches nothing: max_batch_size is 0",
         "'isolatoin' is no parameter of this server, did you mean 'isolation'?",
         "capitals: 'Config.pbtxt' is not read: its name must be config.pbtxt, in lower case",
+        "misspelt: 'config.pbtext' is not read: its name must be config.pbtxt",
+        "deep: '1/config.pbtxt' is not read: move it to 'config.pbtxt', beside the version folders",
+        "'loose.onnx' is not read, it lies beside the models' folders: move it to 'loose/1/model.onnx'",
     ):
         assert said in server.log() and said in checked
     assert "reads_its_own: " not in checked, "a model in Python may have weights beside it"
@@ -167,3 +177,20 @@ def test_a_model_that_failed_is_not_just_unknown(server: ServerProcess) -> None:
     ):
         infer(client, "absent")
     assert info.value.status() == "404"
+
+
+def test_a_folder_that_is_none_of_models_is_told_from_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model's folder, one of its versions, and nothing at all."""
+    for files in ("m/config.pbtxt", "m/model.py", "n/1/model.py", "empty/README.md"):
+        path = tmp_path / files
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(MODEL if path.suffix == ".py" else "")
+    itself = (
+        "is itself a model's folder: serve the folder that it is in, or this one alone with --model-name="
+    )
+    for place, text in (("m", f"'m' {itself}m"), ("n/1", f"'n' {itself}n"), ("empty", "")):
+        assert cli.main(["check", str(tmp_path / place)]) == 0
+        out = capsys.readouterr().out
+        assert text in out and f"no models: there is no folder of a model in {tmp_path / place}\n" in out

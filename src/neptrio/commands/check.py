@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Checks the models and prints the problems; returns the exit status of the module's text."""
-    from neptrio.config.problem import ERROR
+    from neptrio.config.misplaced import no_models
+    from neptrio.config.problem import ERROR, WARNING, Problem
     from neptrio.errors import TritonError, Unavailable
     from neptrio.repository.check import Checker
     from neptrio.repository.repositories import Repositories
@@ -70,10 +71,13 @@ def run(options: argparse.Namespace) -> int:
             checker = Checker(settings, here=False, repositories=repositories)
             models = [checker.model(name) for name in options.model] if options.model else checker.all()
             shown = repositories.shown
+            loose = {} if options.model else repositories.loose()
     except (TritonError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems = [problem for model in models for problem in model.problems]
+    beside = [Problem(hint, place, severity=WARNING) for place, hints in loose.items() for hint in hints]
+    problems += beside
     errors = sum(problem.severity == ERROR for problem in problems)
     warnings = len(problems) - errors
     bad = bool(errors or (options.strict and warnings))
@@ -81,12 +85,17 @@ def run(options: argparse.Namespace) -> int:
         outcome = {
             "ok": not bad, "errors": errors, "warnings": warnings,
             "models": [model.as_dict() for model in models],
+            "repositories": [problem.as_dict() for problem in beside],
         }  # fmt: skip
         print(shown(json.dumps(outcome, indent=2)))
         return int(bad)
+    for problem in beside:
+        print(shown(f"{problem.severity}: {problem}"))
     for model in models:
         for problem in model.problems:
             print(shown(f"{problem.severity}: {model.name}: {problem}"))
+    if not models:
+        print(shown(no_models(options.repository)))
     good = sum(model.ok for model in models)
     found = f"{good} without errors; {counted(errors, 'error')}, {counted(warnings, 'warning')}"
     print(f"{counted(len(models), 'model')}: {found}")

@@ -107,6 +107,9 @@ class RepositoryManager(Catalog):
         if self._settings.model_control_mode == "on-demand":
             await self._refresh()
         await self._look()
+        for place, hints in (await threads.run(self.repositories.loose, abandon_on_cancel=True)).items():
+            for hint in hints:
+                log.warning("%s: %s", place, hint)
         if self._settings.loads_by_request and "*" not in self._settings.load_model:
             begin(self._settings.load_model)
             if self._settings.model_control_mode == "explicit":

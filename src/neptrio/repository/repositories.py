@@ -17,6 +17,7 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
+from neptrio.config import misplaced
 from neptrio.errors import NotFound
 from neptrio.limits import shown
 from neptrio.loop import threads
@@ -37,6 +38,7 @@ class Repositories:
         name = settings.model_name
         single = [place for place in dict.fromkeys(local) if name and single_model.is_model(place)]
         self._singles = {place: single_model.SingleModel(place, name) for place in single}
+        self._made = {single.repository for single in self._singles.values()}
         self._local = tuple(self._singles[p].repository if p in self._singles else p for p in local)
         self.cloud = tuple(
             CloudRepository(place, settings.model_repository_cache, name)
@@ -127,6 +129,11 @@ class Repositories:
             self._began = time.monotonic()
             for repository in self.cloud:
                 repository.refresh()
+
+    def loose(self) -> dict[str, list[str]]:
+        """What nobody reads in the local repositories themselves, a sentence for each, by the repository's path."""
+        given = (place for place in self._local if place not in self._made)
+        return {str(place): hints for place in given if (hints := misplaced.loose(place))}
 
     @property
     def problems(self) -> list[str]:
