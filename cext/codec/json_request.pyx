@@ -33,8 +33,8 @@ from neptrio.request.validate cimport walk_strings
 
 from neptrio import limits
 from neptrio.codec.json_reader import kind_error, missing, out_of_range, too_long, too_many
-from neptrio.datatypes import NUMBER
-from neptrio.errors import Cancelled, InvalidArgument, Overloaded, TritonError, Unsupported
+from neptrio.datatypes import NAME, NUMBER, meant_by
+from neptrio.errors import LONGEST_COMPARED, Cancelled, InvalidArgument, Overloaded, TritonError, Unsupported
 from neptrio.limits import shown
 
 cdef dict _NUMBER = NUMBER
@@ -243,9 +243,12 @@ cdef class _Decoder:
         return tensor_at(self.s, data_at, name, dtype, self.s.shape_at(shape_at))
 
     cdef int datatype(self, Py_ssize_t at, str name) except -1:
-        number = _NUMBER.get(self.s.string_at(at, "datatype"))
+        given = self.s.string_at(at, "datatype")
+        number = _NUMBER.get(given)
         if number is None:
-            raise InvalidArgument(f"invalid datatype for input {name}")
+            near = NAME.get(meant_by(given[:LONGEST_COMPARED]))
+            meant = f"did you mean '{near}'?" if near else f"expected one of {', '.join(_NUMBER)}"
+            raise InvalidArgument(f"invalid datatype for input {name}: '{shown(given)}', {meant}")
         return number
 
     cdef Tensor from_source(self, Tensor made, Py_ssize_t name_at, Py_ssize_t type_at, Py_ssize_t shape_at,

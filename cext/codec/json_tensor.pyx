@@ -72,22 +72,25 @@ cdef enum:
     LONG_BYTES = 64 << 10      # of text; reading less takes no longer than waiting for the GIL
 
 
-cdef _mismatch():
-    return InvalidArgument("Unable to parse 'data': Shape does not match true shape of 'data' field")
+cdef _mismatch(str name, str why):
+    return InvalidArgument(
+        f"Unable to parse 'data': Shape does not match true shape of 'data' field of input '{name}', whose shape takes {why}")
 
 
 # ---------------------------------------------------------------- reading
 
-cdef _bad_element(int dtype):
+cdef _bad_element(int dtype, str name):
     if dtype == DT_BYTES:
-        return InvalidArgument("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-    if dtype == DT_BOOL:
-        return kind_error("data", "boolean", "boolean")
-    if dtype == DT_FP32 or dtype == DT_FP64:
-        return kind_error("data", "number", "double")
-    if DT_INT8 <= dtype <= DT_INT64:
-        return kind_error("data", "signed-integer", "signed-integer")
-    return kind_error("data", "unsigned-integer", "unsigned-integer")
+        error = InvalidArgument("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    elif dtype == DT_BOOL:
+        error = kind_error("data", "boolean", "boolean")
+    elif dtype == DT_FP32 or dtype == DT_FP64:
+        error = kind_error("data", "number", "double")
+    elif DT_INT8 <= dtype <= DT_INT64:
+        error = kind_error("data", "signed-integer", "signed-integer")
+    else:
+        error = kind_error("data", "unsigned-integer", "unsigned-integer")
+    return InvalidArgument(f"{error}: input '{name}' is {_NAME[dtype]}")
 
 
 cdef _out_of_range(Reader s, Py_ssize_t start, int dtype, str name):
@@ -131,7 +134,7 @@ cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bi
             s.at = p - s.text
             if minus and not signed:
                 with gil:
-                    raise _bad_element(dtype)
+                    raise _bad_element(dtype, name)
             if m > limit + (1 if minus else 0):
                 with gil:
                     raise _out_of_range(s, at, dtype, name)
@@ -141,11 +144,11 @@ cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bi
     c = s.text[at] if at < s.end else 0
     if not (c == b"-" or 48 <= c <= 57):
         with gil:
-            raise _bad_element(dtype)
+            raise _bad_element(dtype, name)
     s.number(&n)
     if n.kind == NUMBER_REAL or (n.kind == NUMBER_INTEGER and n.negative and n.magnitude and not signed):
         with gil:
-            raise _bad_element(dtype)
+            raise _bad_element(dtype, name)
     if n.kind == NUMBER_HUGE or (n.magnitude > limit and not (
             n.negative and signed and n.magnitude == limit + 1)):
         with gil:
@@ -171,7 +174,7 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
         c = s.peek()
         if not (c == b"-" or 48 <= c <= 57 or c == b"N" or c == b"I"):
             with gil:
-                raise _bad_element(dtype)
+                raise _bad_element(dtype, name)
         s.number(&n)
         if n.kind == NUMBER_INTEGER:
             value = <double>n.magnitude
@@ -188,7 +191,7 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
     if dtype == DT_BYTES:
         if s.peek() != b'"':
             with gil:
-                raise _bad_element(dtype)
+                raise _bad_element(dtype, name)
         start = s.at + 1
         s.skip_string(&escaped)
         length = s.at - 1 - start
@@ -204,7 +207,7 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
         c = s.peek()
         if c != b"t" and c != b"f":
             with gil:
-                raise _bad_element(dtype)
+                raise _bad_element(dtype, name)
         s.skip(0)
         out[0] = 1 if c == b"t" else 0
         return 0
@@ -314,7 +317,7 @@ cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t cou
         else:
             if n[0] >= count:
                 with gil:
-                    raise _mismatch()
+                    raise _mismatch(name, f"{count} elements and not more")
             if s.stop != NULL:
                 if s.stop[0]:
                     return s.stopped()
@@ -350,7 +353,7 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
         for item in shape:
             d = item
             if count > (s.end - at) // d:
-                raise _mismatch()    # more elements than characters in the text
+                raise _mismatch(name, "more elements than the text has characters")
             count *= d
     if dtype == DT_BYTES:
         strings = Writer(min(4096, s.end - at + 8))
@@ -366,7 +369,7 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
     else:
         _fill(s, dtype, size, out, &n, count, 4, name, strings)
     if n != count:
-        raise _mismatch()
+        raise _mismatch(name, f"{count} elements and not {n}")
     return Tensor(name, dtype, shape, strings.take() if dtype == DT_BYTES else memory)
 
 

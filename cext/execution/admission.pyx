@@ -33,8 +33,11 @@ from neptrio.errors import TritonError, Unavailable, Unsupported
 from neptrio.request.reshape import reshape_inputs
 
 # the text that refuses a decoupled model where a transport can carry only one response (docs/protocol/features.md A1)
-HTTP_ONE_RESPONSE = "HTTP end point doesn't support models with decoupled transaction policy"
-GRPC_ONE_RESPONSE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+# a Triton server's texts, and the calls that serve such models
+HTTP_ONE_RESPONSE = (
+    "HTTP end point doesn't support models with decoupled transaction policy; infer_stream, generate_stream and gRPC's "
+    "ModelStreamInfer do")
+GRPC_ONE_RESPONSE = "ModelInfer RPC doesn't support models with decoupled transaction policy; ModelStreamInfer does"
 
 
 cdef class RequestQueue:

@@ -55,6 +55,24 @@ def _dims(dims):
     return "[" + ",".join(str(d) for d in dims) + "]"
 
 
+def _there_are(does, names):
+    """What follows the text about a name that the model does not have, where none is near."""
+    listed = ",".join(f"'{name}'" for name in names)
+    return f", the model {does} [{shown(listed, LONGEST_VALUE)}]"
+
+
+cdef _too_many_rows(InferRequest r, ModelCore m, int64_t batch):
+    """A shape without the batch's dimension looks like that, as its first dimension is taken for it."""
+    text = f"{_prefix(r)}inference request batch-size must be <= {m.max_batch_size} for '{m.name}', got {batch}"
+    for t in r.inputs:
+        spec = m.input_index.get(t.name)
+        if spec is not None and spec.dims and len(t.shape) == len(spec.dims):
+            text += (f": input '{t.name}' has the shape {_dims(t.shape)}, expected {_dims((-1, *spec.dims))}, whose first "
+                     "dimension is the batch's size")
+            break
+    return InvalidArgument(text)
+
+
 cdef _wrong_count(InferRequest r, ModelCore m):
     names = [t.name for t in r.inputs]
     missing = [s.name for s in m.input_specs if not s.optional and s.name not in names]
@@ -67,8 +85,8 @@ cdef _wrong_count(InferRequest r, ModelCore m):
     got = shown(",".join(f"'{n}'" for n in names), LONGEST_VALUE)
     lost = ",".join(f"'{n}'" for n in missing)
     if not missing:
-        takes = ",".join(f"'{s.name}'" for s in m.input_specs)
-        return InvalidArgument(f"{_prefix(r)}{head}Got input(s) [{got}], the model takes [{takes}].")
+        takes = _there_are("takes", m.input_index)
+        return InvalidArgument(f"{_prefix(r)}{head}Got input(s) [{got}]{takes}.")
     return InvalidArgument(
         f"{_prefix(r)}{head}Got input(s) [{got}], but missing required input(s) [{lost}]. "
         "Please provide all required input(s)."
@@ -283,7 +301,7 @@ cpdef validate(InferRequest r, ModelCore m):
             if out.name not in m.output_names:
                 raise InvalidArgument(
                     f"unexpected inference output '{out.name}' for model '{m.name}'"
-                    f"{meant(out.name, sorted(m.output_names))}")
+                    f"{meant(out.name, sorted(m.output_names)) or _there_are('gives', sorted(m.output_names))}")
             for j in range(i):
                 before = r.outputs[j]
                 if before.name == out.name:
@@ -319,8 +337,7 @@ cpdef validate(InferRequest r, ModelCore m):
                     f"{_prefix(r)}input '{t.name}' batch size does not match other inputs for '{m.name}': "
                     f"it has {have} rows, input '{(<Tensor>inputs[0]).name}' {batch}")
         if batch > m.max_batch_size:
-            raise InvalidArgument(
-                f"{_prefix(r)}inference request batch-size must be <= {m.max_batch_size} for '{m.name}'")
+            raise _too_many_rows(r, m, batch)
         r.batch_size = batch if not first else 1
     else:
         r.batch_size = 1
@@ -332,7 +349,7 @@ cpdef validate(InferRequest r, ModelCore m):
         if spec is None:
             raise InvalidArgument(
                 f"unexpected inference input '{t.name}' for model '{m.name}'"
-                f"{meant(t.name, m.input_index)}")
+                f"{meant(t.name, m.input_index) or _there_are('takes', m.input_index)}")
         t.name = spec.name  # the same object, which later comparisons find at once
         if t.dtype != spec.dtype:
             raise InvalidArgument(

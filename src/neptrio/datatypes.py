@@ -33,6 +33,18 @@ NUMPY = {number: row[2] for number, row in TABLE.items()}
 NUMBER = {row[0]: number for number, row in TABLE.items()}
 FROM_CONFIG_NAME = {row[1]: number for number, row in TABLE.items()}
 ITEM_SIZE = {number: 0 if number == BYTES else row[2].itemsize for number, row in TABLE.items()}
+# what numpy, C and the files of a model call them, without regard to case
+_ALSO = {
+    "BOOLEAN": "BOOL", "INT": "INT32", "INTEGER": "INT32", "LONG": "INT64",
+    "HALF": "FP16", "FLOAT16": "FP16", "BFLOAT16": "BF16", "FLOAT": "FP32", "FLOAT32": "FP32", "SINGLE": "FP32",
+    "DOUBLE": "FP64", "FLOAT64": "FP64", "STRING": "BYTES", "STR": "BYTES", "OBJECT": "BYTES",
+}  # fmt: skip
+
+
+def meant_by(word: str) -> int:
+    """The datatype that was surely meant by another name, of a configuration or of a request; 0 when it is none."""
+    bare = word.strip("\"'").upper().removeprefix("TYPE_")
+    return NUMBER.get(_ALSO.get(bare, bare), 0)
 
 
 def from_numpy(dtype: np.dtype) -> int:

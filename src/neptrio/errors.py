@@ -25,13 +25,14 @@ LONGEST_COMPARED = 64
 def meant(word: str, known: Iterable[str]) -> str:
     """What follows the text about an unknown name: the nearest of those that there are, "" where none is near.
 
-    Not for names that clients have encoded, whose mistake is another one.
+    Upper and lower case are alike here. Not for names that clients have encoded, whose mistake is another one.
     """
     if len(word) > LONGEST_COMPARED or "%" in word:
         return ""
     short = (name for name in known if len(name) <= LONGEST_COMPARED)
-    near = difflib.get_close_matches(word, list(islice(short, MOST_NAMES)), 1, 0.6)
-    return f", did you mean '{near[0]}'?" if near else ""
+    names = {name.lower(): name for name in islice(short, MOST_NAMES)}
+    near = difflib.get_close_matches(word.lower(), list(names), 1, 0.6)
+    return f", did you mean '{names[near[0]]}'?" if near else ""
 
 
 class Code(Enum):

@@ -25,6 +25,12 @@ from tests.support.repository import write_model
             "\ninput { data_type: TYPE_INT31 }",
             "m.pbtxt:2: 'TYPE_INT31' is no DataType, did you mean 'TYPE_INT32'?",
         ),
+        ("input { data_type: TYPE_BYTES }", "'TYPE_BYTES' is no DataType, did you mean 'TYPE_STRING'?"),
+        ("input { data_type: FLOAT }", "'FLOAT' is no DataType, did you mean 'TYPE_FP32'?"),
+        (
+            '{"backend": "python"}',
+            "m.pbtxt:1: Expected identifier or number, got {. JSON belongs in config.json",
+        ),
         (
             "instance_group { kind: KIND_CPUU }",
             "m.pbtxt:1: 'KIND_CPUU' is no ModelInstanceGroup.Kind, did you mean 'KIND_CPU'?",
@@ -53,6 +59,7 @@ def test_text_errors_name_the_line_and_the_nearest_name(text: str, message: str)
             '{"input": [\n{"data_type": "TYPE_INT31"}]}',
             "m.json:2: 'TYPE_INT31' is no DataType, did you mean 'TYPE_INT32'",
         ),
+        ('{"input": [{"data_type": "BYTES"}]}', "'BYTES' is no DataType, did you mean 'TYPE_STRING'?"),
         ('{\n"a"', "m.json:2: "),
         ("[]", "m.json: not a model configuration in JSON"),
         ("[" * 100_000, "m.json: "),

@@ -95,7 +95,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
         "decoupled",
         message("decoupled"),
         "UNIMPLEMENTED",
-        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+        "ModelInfer RPC doesn't support models with decoupled transaction policy; ModelStreamInfer does",
     ),
     *(
         (name, asked, "INVALID_ARGUMENT", error)
@@ -112,7 +112,11 @@ REFUSED: list[tuple[str, Any, str, str]] = [
                 UNKNOWN + "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) "
                 "['INPUT0','INPUT1','INPUT2'], the model takes ['INPUT0','INPUT1'].",  # the real one: missing []
             ),
-            ("name", message(names=("FOO", "INPUT1")), "unexpected inference input 'FOO' for model 'simple'"),
+            (
+                "name",
+                message(names=("FOO", "INPUT1")),
+                "unexpected inference input 'FOO' for model 'simple', the model takes ['INPUT0','INPUT1']",
+            ),
             (
                 "duplicate",
                 message(names=("INPUT1", "INPUT1")),
@@ -142,7 +146,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
             (
                 "batch",
                 message(shape=(9, 16), raw=(bytes(576),) * 2),
-                UNKNOWN + "inference request batch-size must be <= 8 for 'simple'",
+                UNKNOWN + "inference request batch-size must be <= 8 for 'simple', got 9",
             ),
             (
                 "no-shape",
@@ -175,7 +179,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
             (
                 "output",
                 message(change=lambda m: m.outputs.add(name="NOPE")),
-                "unexpected inference output 'NOPE' for model 'simple'",
+                "unexpected inference output 'NOPE' for model 'simple', the model gives ['OUTPUT0','OUTPUT1']",
             ),
             ("strings-few", text(b"\1\0\0\0a", 3), UNKNOWN + f"expected 3 string elements {BYTES}, got 1"),
             (

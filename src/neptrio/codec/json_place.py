@@ -2,8 +2,8 @@
 
 The problem: rapidjson's texts, which clients know, name an offset and nothing else ("Missing a comma or '}' after an object
 member. at 41"). The choice: they are kept, and what stands around the offset follows in brackets: the line, the member
-that came before or that is being read, and the mistake where it is one of the three that people make most (a comma too
-many, a quotation mark or a line break inside a string).
+that came before or that is being read, and the mistake where it is one of the four that people make most (a comma too
+many, a quotation mark or a line break inside a string, single quotes).
 
 Rules:
  1. Only the beginning of a text is looked at (LOOKED_AT), as clients may send any number of bad ones.
@@ -48,7 +48,8 @@ def place(text: bytes, at: int) -> str:
         reading = levels[-1].value
         said.append(f"{'in' if reading else 'after'} {path}")
     mistake = _mistake(before, text[at : at + 1], inside)
-    return f" ({', '.join(said)}{mistake})" if said else ""
+    told = (", ".join(said) + mistake).removeprefix(": ")
+    return f" ({told})" if told else ""
 
 
 def _levels(before: bytes) -> tuple[list[_Level], bool]:
@@ -102,4 +103,6 @@ def _mistake(before: bytes, here: bytes, inside: bool) -> str:
         return ": no comma may stand before a closing bracket"
     if last == b'"' and before[-1:] == b'"' and _WORD.match(here):
         return r": a quotation mark inside a string is written \""
+    if here == b"'" and not inside:
+        return ': names and texts stand in double quotes, "like this"'
     return ""

@@ -19,6 +19,7 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
+from neptrio import datatypes
 from neptrio.codec.descriptors import message_class, pool
 from neptrio.config import lenient_json, locate
 from neptrio.config.problem import ERROR, Problem
@@ -180,11 +181,14 @@ def explain(message: str) -> str:
         return f"field '{found[2]}' of {_short(found[1])} is given twice"
     text = re.sub(r"^\d+:\d+ : ", "", message.splitlines()[0])
     text = re.sub(r"^'.*': ", "", text)
-    return text
+    return f"{text} JSON belongs in config.json" if text.endswith("number, got {.") else text
 
 
 def _bad_value(value: str, enum: str) -> str:
     names = [v.name for v in pool().FindEnumTypeByName(enum).values]
+    meant = datatypes.CONFIG_NAME.get(datatypes.meant_by(value))
+    if meant in names:
+        return f"'{value}' is no {_short(enum)}, did you mean '{meant}'?"
     return f"'{value}' is no {_short(enum)}{_nearest(value, names)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from neptrio.datatypes import NUMBER
 from tests.transport.rest.refusals import (
     INVALID_TYPE,
     KIND,
@@ -21,6 +22,13 @@ from tests.transport.rest.refusals import (
 )
 
 case = CASES = Cases()
+MISMATCH = "Unable to parse 'data': Shape does not match true shape of 'data' field of input 'INPUT0', whose shape takes "
+
+
+def of_type(datatype: str) -> str:
+    """What follows the text about an element that is none of the input's."""
+    return f": input 'INPUT0' is {datatype}"
+
 
 case("unknown-model-beats-bad-json", "nope", b"{", "Request for unknown model: 'nope' is not found", 404)
 case(
@@ -49,10 +57,17 @@ case(
     "decoupled-beats-bad-json",
     "decoupled",
     b"{",
-    "HTTP end point doesn't support models with decoupled transaction policy",
+    "HTTP end point doesn't support models with decoupled transaction policy; infer_stream, generate_stream and gRPC's "
+    "ModelStreamInfer do",
     501,
 )
 case("open-object", "simple", b"{", PARSE + "Missing a name for object member. at 1")
+case(
+    "single-quotes",
+    "simple",
+    b"{'inputs': []}",
+    PARSE + 'Missing a name for object member. at 1 (names and texts stand in double quotes, "like this")',
+)
 case("not-json", "simple", b"not json", PARSE + "Invalid value. at 1")
 case("spaces", "simple", b"  ", PARSE + "The document is empty. at 2")
 case(
@@ -114,57 +129,79 @@ case(
     first(parameters={"binary_data_size": 64, "shared_memory_region": "r"}),
     ONE_SOURCE + "But set 'data' 'binary_data_size' 'shared_memory_region'",
 )
-case("datatype", "simple", first(datatype="FOO"), "invalid datatype for input INPUT0")
-case("datatype-case", "simple", first(datatype="int32"), "invalid datatype for input INPUT0")
+case(
+    "datatype",
+    "simple",
+    first(datatype="FOO"),
+    f"invalid datatype for input INPUT0: 'FOO', expected one of {', '.join(NUMBER)}",
+)
+for given, meant in (
+    ("int32", "INT32"),
+    ("TYPE_INT32", "INT32"),
+    ("float", "FP32"),
+    ("TYPE_STRING", "BYTES"),
+    ("string", "BYTES"),
+):
+    case(
+        f"datatype-{given}",
+        "simple",
+        first(datatype=given),
+        f"invalid datatype for input INPUT0: '{given}', did you mean '{meant}'?",
+    )
 case(
     "count",
     "simple",
     first(data=ROW[1:]),
-    "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    MISMATCH + "16 elements and not 15",
 )
 case(
     "count-more",
     "simple",
     first(data=[*ROW, 1]),
-    "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    MISMATCH + "16 elements and not more",
 )
 case(
     "count-beats-datatype",
     "simple",
     first(data=ROW[1:], datatype="FP32"),
-    "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    MISMATCH + "16 elements and not 15",
 )
 case(
     "count-overflow",
     "simple",
     first(shape=[4294967296, 4294967296, 16]),
-    "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    MISMATCH + "more elements than the text has characters",
 )
 for wrong in (1.0, "1", True, None, {}):
     case(
         f"int-{wrong}",
         "int32",
         only("INT32", [wrong]),
-        f"Unable to parse 'data': {KIND.format('signed-integer')}",
+        f"Unable to parse 'data': {KIND.format('signed-integer')}{of_type('INT32')}",
     )
 case(
     "uint-negative",
     "uint8",
     only("UINT8", [-1]),
-    f"Unable to parse 'data': {KIND.format('unsigned-integer')}",
+    f"Unable to parse 'data': {KIND.format('unsigned-integer')}{of_type('UINT8')}",
 )
-case("bool-int", "bool", only("BOOL", [1]), f"Unable to parse 'data': {KIND.format('boolean')}")
+case(
+    "bool-int",
+    "bool",
+    only("BOOL", [1]),
+    f"Unable to parse 'data': {KIND.format('boolean')}{of_type('BOOL')}",
+)
 case(
     "fp-text",
     "fp32",
     only("FP32", ["1"]),
-    "Unable to parse 'data': attempt to access JSON non-number as double",
+    f"Unable to parse 'data': attempt to access JSON non-number as double{of_type('FP32')}",
 )
 case(
     "bytes-int",
     "text",
     only("BYTES", [1]),
-    "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+    f"Unable to parse JSON bytes array: attempt to access JSON non-string as string{of_type('BYTES')}",
 )
 for datatype in ("FP16", "BF16"):
     case(
@@ -196,7 +233,7 @@ for datatype, more in (("UINT8", 0), ("UINT8", 20), ("UINT64", 0), ("UINT64", 20
         f"negative-{datatype}-{more}",
         datatype.lower(),
         only(datatype, [-300, *[0] * more]),
-        f"Unable to parse 'data': {KIND.format('unsigned-integer')}",
+        f"Unable to parse 'data': {KIND.format('unsigned-integer')}{of_type(datatype)}",
     )
 case(
     "raw-two-inputs",
@@ -264,7 +301,18 @@ case(
     first(name="INPUT9"),
     "unexpected inference input 'INPUT9' for model 'simple', did you mean 'INPUT1'?",
 )
-case("wrong-name", "simple", first(name="FOO"), "unexpected inference input 'FOO' for model 'simple'")
+case(
+    "name-in-other-letters",
+    "simple",
+    first(name="input0"),
+    "unexpected inference input 'input0' for model 'simple', did you mean 'INPUT0'?",
+)
+case(
+    "wrong-name",
+    "simple",
+    first(name="FOO"),
+    "unexpected inference input 'FOO' for model 'simple', the model takes ['INPUT0','INPUT1']",
+)
 case("duplicate-input", "simple", first(name="INPUT1"), UNKNOWN + "input 'INPUT1' already exists in request")
 MANY = [tensor(f"T{i}") for i in range(40)]
 case(
@@ -292,13 +340,13 @@ case(
     "unknown-output",
     "simple",
     both(outputs=[{"name": "NOPE"}]),
-    "unexpected inference output 'NOPE' for model 'simple'",
+    "unexpected inference output 'NOPE' for model 'simple', the model gives ['OUTPUT0','OUTPUT1']",
 )
 case(
     "unknown-output-beats-missing-input",
     "simple",
     json.dumps({"inputs": [tensor()], "outputs": [{"name": "NOPE"}]}).encode(),
-    "unexpected inference output 'NOPE' for model 'simple'",
+    "unexpected inference output 'NOPE' for model 'simple', the model gives ['OUTPUT0','OUTPUT1']",
 )
 case(
     "datatype-mismatch-beats-shape",
@@ -342,7 +390,15 @@ case(
     "batch-too-large",
     "simple",
     json.dumps({"inputs": [tensor(n, [9, 15], data=[1] * 135) for n in ("INPUT0", "INPUT1")]}).encode(),
-    UNKNOWN + "inference request batch-size must be <= 8 for 'simple'",
+    UNKNOWN + "inference request batch-size must be <= 8 for 'simple', got 9",
+)
+case(
+    "without-the-batch",
+    "simple",
+    json.dumps({"inputs": [tensor(n, [16]) for n in ("INPUT0", "INPUT1")]}).encode(),
+    UNKNOWN
+    + "inference request batch-size must be <= 8 for 'simple', got 16: input 'INPUT0' has the shape [16], expected "
+    "[-1,16], whose first dimension is the batch's size",
 )
 RANGE = ", expected 0 to 18446744073709551615, got: "
 for key, value, kind, more in (

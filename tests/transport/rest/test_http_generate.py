@@ -67,7 +67,7 @@ KIND = "attempt to access JSON non-object as object"
         ("text", {"INPUT0": "a", "parameters": 1}, 400, f"Expected JSON object for keyword: 'parameters': {KIND}"),
         ("text", b'{"INPUT0":"a","INPUT0":"a"}', 400, "[request id: <id_unknown>] input 'INPUT0' already exists in request"),
         ("text", b'{"id":"i","INPUT0":"a","x":1,"x":2,"INPUT0":"b"}', 400, "[request id: i] input 'INPUT0' already exists in request"),
-        ("text", {"INPUT0": 5}, 400, "The schema can not convert input 'INPUT0' to tensor: Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
+        ("text", {"INPUT0": 5}, 400, "The schema can not convert input 'INPUT0' to tensor: Unable to parse JSON bytes array: attempt to access JSON non-string as string: input 'INPUT0' is BYTES"),
         ("text", {}, 400, "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'text'. Got input(s) [], but missing required input(s) ['INPUT0']. Please provide all required input(s)."),
     ],
 )  # fmt: skip
