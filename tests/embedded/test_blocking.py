@@ -59,11 +59,25 @@ def test_an_optional_input_may_be_left_out(server: neptrio.RunningServer) -> Non
     assert server.model("greet").infer({"name": ["you"]})["OUTPUT"].tolist() == [b"hello you "]
 
 
+def test_a_missing_input_is_the_error_of_its_own_request_in_a_batch(server: neptrio.RunningServer) -> None:
+    def both(a, b=None):  # type: ignore[no-untyped-def]
+        return a if b is None else a + b
+
+    spec = neptrio.TensorSpec("FP32", [1])
+    model = server.add(both, max_batch_size=4, inputs={"a": spec, "b": spec}, outputs={"c": spec})
+    one = np.ones((1, 1), np.float32)
+    with pytest.raises(neptrio.InvalidArgument, match=r"missing required input\(s\) \['a'\]"):
+        model.infer({"b": one})
+    assert model.infer({"a": one, "b": one})["c"].tolist() == [[2]]
+    server.remove("both")
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "code", "text"),
     [
         pytest.param("nobody", {}, neptrio.Code.NOT_FOUND, "'nobody' is not found", id="no model"),
         pytest.param("double", {}, neptrio.Code.INVALID_ARG, "expected 1 inputs but got 0", id="no input"),
+        pytest.param("greet", {"times": [2]}, neptrio.Code.INVALID_ARG, r"missing required input\(s\) \['name'\] for model 'greet'", id="a required input"),
         pytest.param("double", {"x": np.zeros(2)}, neptrio.Code.INVALID_ARG, "FP64", id="datatype"),
         pytest.param("double", {"x": ["a"]}, neptrio.Code.INVALID_ARG, "input 'x' cannot become an array of FP32", id="no array"),
         pytest.param("double", {"x": np.zeros((2, 2), np.float32)}, neptrio.Code.INVALID_ARG, r"\[2,2\]", id="shape"),

@@ -57,6 +57,9 @@ class _Base:
     def initialize(self, args: dict[str, str]) -> None:
         self._model = find(*self._where)
         self._signature = self._model.signature
+        self._required = tuple(
+            t.name for t in self._signature.inputs if not t.optional and t.name not in self._signature.none
+        )
         function = self._model.function
         self._function: Any = function() if inspect.isclass(function) else function
 
@@ -76,6 +79,17 @@ class _Base:
         if self._signature.context:
             given[self._signature.context] = Context(request)
         return given
+
+    def _whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments. Raises InvalidArgument where an input is missing that is not optional: a request with as many
+        others as there must be passes admission, as on a Triton server."""
+        missing = [name for name in self._required if name not in arguments]
+        if missing:
+            names = ",".join(f"'{name}'" for name in missing)
+            raise InvalidArgument(
+                f"missing required input(s) [{names}] for model '{self._model.name}'. Please provide all required input(s)."
+            )
+        return arguments
 
     def _outputs(self, result: Any) -> list[tuple[TensorSpec, np.ndarray]]:
         """The function's result as arrays. Raises TypeError."""
@@ -171,7 +185,7 @@ class _Plain(_Base):
         if self._model.batched:
             for places, joined, rows in self._batches(requests):
                 try:
-                    made = self._split(self._function(**joined), rows)
+                    made = self._split(self._function(**self._whole(joined)), rows)
                 except Exception as error:
                     made = [self._failed(error)] * len(places)
                 for place, response in zip(places, made, strict=True):
@@ -179,7 +193,7 @@ class _Plain(_Base):
             return responses
         for place, request in enumerate(requests):
             try:
-                responses[place] = self._response(self._function(**self._arguments(request)))
+                responses[place] = self._response(self._function(**self._whole(self._arguments(request))))
             except Exception as error:
                 responses[place] = self._failed(error)
         return responses
@@ -225,7 +239,7 @@ class _Async(_Base):
         rows: list[int],
     ) -> None:
         try:
-            made = self._split(await _unless_cancelled(self._function(**joined), requests), rows)
+            made = self._split(await _unless_cancelled(self._function(**self._whole(joined)), requests), rows)
         except Exception as error:
             made = [self._failed(error)] * len(places)
         for place, response in zip(places, made, strict=True):
@@ -233,7 +247,9 @@ class _Async(_Base):
 
     async def _one(self, responses: list[Any], place: int, request: Any) -> None:
         try:
-            result = await _unless_cancelled(self._function(**self._arguments(request)), [request])
+            result = await _unless_cancelled(
+                self._function(**self._whole(self._arguments(request))), [request]
+            )
             responses[place] = self._response(result)
         except Exception as error:
             responses[place] = self._failed(error)
@@ -246,7 +262,7 @@ class _Generator(_Base):
         for request in requests:
             sender = request.get_response_sender()
             try:
-                items = self._function(**self._arguments(request))
+                items = self._function(**self._whole(self._arguments(request)))
                 try:
                     for item in items:
                         if not self._sent(request, sender, self._response(item)):
@@ -267,7 +283,7 @@ class _AsyncGenerator(_Base):
 
     async def _each(self, request: Any, sender: Any) -> None:
         """All items of a request in one task, to which the generator's contexts, time limits and groups belong."""
-        items = self._function(**self._arguments(request))
+        items = self._function(**self._whole(self._arguments(request)))
         try:
             async for item in items:
                 if not self._sent(request, sender, self._response(item)):
