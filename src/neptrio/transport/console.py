@@ -43,7 +43,7 @@ from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.asgi import Receive, Send, client_of, respond
 from neptrio.transport.rest.guards import always_answered, refuse
-from neptrio.transport.rest.infer import JSON, error_body
+from neptrio.transport.rest.infer import JSON, error_body, not_allowed
 
 if TYPE_CHECKING:
     from neptrio.observe.metrics import Metrics
@@ -147,7 +147,8 @@ class Console:
     def _answer(self, scope: dict[str, Any]) -> Answer:
         self._origins.check("GET", scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, [*JSON, (b"allow", b"GET, HEAD")], b'{"error":"Method Not Allowed"}'
+            status, start, body = not_allowed(("GET", "HEAD"))
+            return status, start, body[0]
         path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
         if path == pages.ROOT:
             return 308, [(b"location", b"/console/")], b""

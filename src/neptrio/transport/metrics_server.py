@@ -38,7 +38,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.port_server import PortServer
 from neptrio.transport.rest.asgi import respond
 from neptrio.transport.rest.guards import refuse
-from neptrio.transport.rest.infer import JSON
+from neptrio.transport.rest.infer import not_allowed
 from neptrio.transport.rest.large_body import send_in_pieces
 from neptrio.transport.rest.port import Port
 from neptrio.transport.tls import metrics_tls
@@ -50,6 +50,9 @@ MAX_BODY = 64 << 10
 PATHS = (b"/metrics", b"/metrics/")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 CONSOLE_PATHS = (b"/console", b"/console/")
+REST_ELSEWHERE = "this is the metrics port, REST is on another port, --http-port (8000)"
+# a comment, as a page of metrics without any has it: a Triton server's answer is 200 and empty
+ELSEWHERE = b"# metrics are at /metrics; %s\n" % REST_ELSEWHERE.encode()
 CONSOLE_OFF = (
     b"The console is off here. It is on by default on loopback addresses (--http-address=127.0.0.1), and elsewhere with\n"
     b"--allow-console=true, for whoever can reach this port.\n"
@@ -171,8 +174,9 @@ class MetricsServer(PortServer):
             await refuse(error, send, method)
             return
         if method != "GET":
-            not_allowed = b'{"error":"Method Not Allowed"}'
-            await respond(send, 405, [*JSON, (b"allow", b"GET")], [not_allowed], method)
+            here = path.partition(b"?")[0] in (*PATHS, *CONSOLE_PATHS)
+            status, start, body = not_allowed(("GET",), "" if here else REST_ELSEWHERE)
+            await respond(send, status, start, body, method)
         elif path.partition(b"?")[0] in PATHS:
             whole = b"".join(await self.metrics.document())
             start = [TEXT, (b"content-length", b"%d" % len(whole))]
@@ -181,4 +185,4 @@ class MetricsServer(PortServer):
         elif path in CONSOLE_PATHS:  # it is off: an empty page would be a riddle
             await respond(send, 404, [TEXT], [CONSOLE_OFF])
         else:
-            await respond(send, 200, [], [])
+            await respond(send, 200, [TEXT], [ELSEWHERE])

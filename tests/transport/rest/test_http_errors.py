@@ -32,9 +32,10 @@ def test_infer_refusals(
         ("GET", "/v2/health/live/", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
         ("GET", "/v2/Health/live", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
         ("GET", "/nowhere", 404, b'{"error":"Not Found: GET /docs lists what there is"}'),
-        ("POST", "/v2/health/live", 405, b'{"error":"Method Not Allowed"}'),
-        ("GET", "/v2/models/simple/infer", 405, b'{"error":"Method Not Allowed"}'),
-        ("GET", "/v2/models/simple/generate", 405, b'{"error":"Method Not Allowed"}'),
+        ("GET", "/metrics", 404, b'{"error":"Not Found: /metrics is on the port of --metrics-port (8002)"}'),
+        ("POST", "/v2/health/live", 405, b'{"error":"Method Not Allowed: this path takes GET"}'),
+        ("GET", "/v2/models/simple/infer", 405, b'{"error":"Method Not Allowed: this path takes POST"}'),
+        ("GET", "/v2/models/simple/generate", 405, b'{"error":"Method Not Allowed: this path takes POST"}'),
         ("HEAD", "/v2/health/live", 405, b""),
         ("GET", "/v2/models/simple/ready", 200, b""),
         ("GET", "/v2/models/simple/ready?x=y", 200, b""),
@@ -62,7 +63,7 @@ def test_infer_refusals(
             b'{"error":"Request for unknown model: \'nope\' is not found"}',
         ),
         ("GET", "/v2/models/nope/stats", 400, b'{"error":"requested model \'nope\' is not available"}'),
-        ("GET", "/v2/repository/index", 405, b'{"error":"Method Not Allowed"}'),
+        ("GET", "/v2/repository/index", 405, b'{"error":"Method Not Allowed: this path takes POST"}'),
         (
             "POST",
             "/v2/models/nope/generate",
@@ -76,6 +77,8 @@ def test_routes(connect: Connect, method: str, path: str, status: int, body: byt
     assert (reply.status, reply.body) == (status, body)
     if body:
         assert reply.headers["content-type"] == "application/json"
+    if status == 405:
+        assert reply.headers["allow"] == ("GET" if path.startswith("/v2/health") else "POST")
     if reply.version == "HTTP/1.1" and status == 405:
         assert reply.reason in ("Not Allowed", "")
 

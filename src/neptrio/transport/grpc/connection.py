@@ -40,9 +40,10 @@ MODEL_STREAM_INFER = b"/inference.GRPCInferenceService/ModelStreamInfer"
 PROBE_HEAD = (
     4 << 10
 )  # bytes of a probe's headers; larger ones are refused, too, while more is held than may be
+_NOT_HTTP2 = b"This port speaks gRPC over HTTP/2. REST is on another port, --http-port (8000)\n"
 NOT_HTTP2 = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 62\r\n\r\n"
-    b"This port speaks gRPC over HTTP/2. REST is on another port.   "
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (len(_NOT_HTTP2), _NOT_HTTP2)
 )
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any, TypeVar
 
 import trio
+from grpclib.const import Status
 
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.json_reader import too_long
@@ -30,15 +31,23 @@ from neptrio.transport.rest.disconnect import (
     when_loaded,
 )
 from neptrio.transport.rest.generate import HttpGenerate
-from neptrio.transport.rest.infer import JSON, Answer, Headers, HttpInfer, error_body
+from neptrio.transport.rest.infer import JSON, Answer, Headers, HttpInfer, error_body, not_allowed
 from neptrio.transport.rest.infer_stream import HttpInferStream
 from neptrio.transport.rest.large_body import PIECE, send_in_pieces
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
 from neptrio.transport.rest.openai import HttpOpenAi
-from neptrio.transport.rest.times import TIMES, CallTimes
+from neptrio.transport.rest.times import RECEIVED, TIMES, CallTimes
 
 log = logging.getLogger("neptrio.rest")
 
+GRPC = b"application/grpc"
+# What a gRPC client that has this port in the place of the other one understands: no other answer shows it a text. Only our own
+# connections send it in one frame that ends the stream, as a status without messages must be.
+NO_GRPC: Headers = [
+    (b"content-type", GRPC),
+    (b"grpc-status", b"%d" % Status.UNIMPLEMENTED.value),
+    (b"grpc-message", b"This port speaks REST. gRPC is on another port, --grpc-port (8001)"),
+]
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 C = TypeVar("C", HttpInfer, HttpInferStream, HttpGenerate)
 
@@ -143,7 +152,9 @@ class RestApp(ControlRoutes):
             if preflight is not None:
                 return 200, preflight, []
         if route is None:
-            return 404, JSON, [b'{"error":"Not Found: GET /docs lists what there is"}']
+            if RECEIVED in scope and scope["http_version"] == "2" and _calls_grpc(scope["headers"]):
+                return 200, NO_GRPC, []
+            return 404, JSON, [dump_json({"error": routes.not_found(scope["raw_path"].decode("latin-1"))})]
         forwarded: Forwarded | None = None
         if self._policy is not None:
             scope[CLIENT] = self._policy.check(
@@ -155,7 +166,7 @@ class RestApp(ControlRoutes):
             if len(name) > LONGEST_NAME:
                 raise too_long(what, name)
         if not route.allowed:
-            return 405, JSON, [b'{"error":"Method Not Allowed"}']
+            return not_allowed(route.methods)
         if self._admin_elsewhere:
             admin_only.check_verb(route.verb, scope["method"])
         if route.verb == "infer":
@@ -248,6 +259,10 @@ def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer
     if error is None:
         error = TritonError(load_json(b"".join(body))["error"])
     return status, headers, [dump_json(error_object(error))]
+
+
+def _calls_grpc(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.startswith(GRPC) for name, value in headers)
 
 
 def _origin(headers: Headers) -> bytes | None:

@@ -46,6 +46,13 @@ def error_body(error: TritonError) -> list[bytes]:
     return [dump_json({"error": str(error)})]
 
 
+def not_allowed(methods: tuple[str, ...], why: str = "") -> Answer:
+    """The answer where only the method is wrong; `methods` are those that the path takes."""
+    takes = ", ".join(methods)
+    text = {"error": f"Method Not Allowed: {why or f'this path takes {takes}'}"}
+    return 405, [*JSON, (b"allow", takes.encode())], [dump_json(text)]
+
+
 def leading_int(value: bytes) -> int:
     """A header's number, read like C's atoi, as Triton does: what follows the digits is ignored, no digits are 0."""
     found = _NUMBER.match(value.strip())

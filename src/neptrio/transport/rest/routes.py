@@ -69,11 +69,13 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
 
 
 PROBES = ("live", "ready", "model_ready")  # verbs that are answered even when limits are reached
+# what many servers have on this port, and this one on that of metrics
+OF_METRICS_PORT = ("/metrics", "/console")
 
 
 @dataclass(frozen=True)
 class Route:
-    """A matched path. `allowed` is False when only the method is wrong."""
+    """A matched path. `allowed` is False when only the method is wrong; `methods` are those that the path takes."""
 
     verb: str
     model: str = ""
@@ -82,6 +84,7 @@ class Route:
     region: str = ""
     allowed: bool = True
     sequence: str = ""
+    methods: tuple[str, ...] = ()
 
 
 def always_answered(
@@ -97,6 +100,14 @@ def always_answered(
     return route.verb in PROBES or (
         policy is not None and policy.controls(route.verb, headers, route.model, method, certificate)
     )
+
+
+def not_found(path: str) -> str:
+    """The text for a path that no route has."""
+    path = path.partition("?")[0].rstrip("/")
+    if path in OF_METRICS_PORT:
+        return f"Not Found: {path} is on the port of --metrics-port (8002)"
+    return "Not Found: GET /docs lists what there is"
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
@@ -122,5 +133,5 @@ def _match(method: str, path: str) -> Route | None:
             given = {name: part for name, part in found.groupdict().items() if part}
             if "repository" in given:
                 given["repository"] = unquote(given["repository"], errors="surrogateescape")
-            return Route(verb, allowed=method in methods, **given)
+            return Route(verb, allowed=method in methods, methods=methods, **given)
     return None
