@@ -222,6 +222,18 @@ def test_a_model_says_what_is_wrong_with_its_archive(tmp_path: Path) -> None:
     assert "does not exist" in rows["two"]["reason"]
 
 
+@pytest.mark.slow
+def test_an_environment_without_numpy_says_what_to_install(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    models(repository, "$$TRITON_MODEL_DIRECTORY/env")
+    python = repository / "one/env/bin/python"
+    venv.create(repository / "one/env", with_pip=False, symlinks=True)
+    with ServerProcess(repository, "--exit-on-error=false") as server:
+        server.until_logged(
+            f"No module named 'numpy' (the model runs with {python}, which needs it: {python} -m pip install numpy)"
+        )
+
+
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory({"environment-cache-directory": "/a/b"}) == Path("/a/b")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")

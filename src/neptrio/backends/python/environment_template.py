@@ -38,7 +38,12 @@ s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__i
                               submodule_search_locations=[sys.argv[1]])
 m = u.module_from_spec(s)
 sys.modules[s.name] = m
-s.loader.exec_module(m)
+try:
+    s.loader.exec_module(m)
+except ModuleNotFoundError as e:
+    if e.name != "numpy":
+        raise
+    sys.exit("%s (the model runs with %s, which needs it: %s -m pip install numpy)" % (e, sys.executable, sys.executable))
 """
 BOOTSTRAP = f"""{FIND_UTILITIES}
 from triton_python_backend_utils._process.template import main_of_environment
