@@ -305,6 +305,11 @@ def test_help_begins_with_examples_and_subcommands(capsys: pytest.CaptureFixture
     assert text.index("subcommands") < text.index("general:")
 
 
+def test_a_file_for_an_access_log_that_is_off_is_not_silent() -> None:
+    _, warnings = serving.settings_of([REPOSITORY, "--access-log-file=x"])
+    assert warnings == ["--access-log-file has no effect without --access-log=json or combined"]
+
+
 def test_resources_without_a_rate_limit_are_not_silent() -> None:
     _, warnings = serving.settings_of([REPOSITORY, "--rate-limit-resource=R:4"])
     assert warnings == ["--rate-limit-resource has no effect without --rate-limit=execution_count"]

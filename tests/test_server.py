@@ -151,6 +151,31 @@ def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--log-file", "--access-log-file", "--audit-log"])
+def test_a_file_that_cannot_be_opened_is_told_with_its_flag(tmp_path: Path, flag: str) -> None:
+    write_model(tmp_path, "good", identity_config())
+    file = tmp_path / "nowhere/log"
+    with pytest.raises(AssertionError) as info:
+        ServerProcess(tmp_path, "--access-log=json", f"{flag}={file}")
+    assert f"error: creating server: {flag}: '{file}' cannot be opened: No such file or directory\n" in str(
+        info.value
+    )
+
+
+@pytest.mark.slow
+def test_a_socket_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(AssertionError) as info:
+        ServerProcess(tmp_path, f"--admin-address=unix:{taken}")
+    assert (
+        f"error: creating server: cannot listen on unix:{taken}: there is something else, which is no socket"
+        in str(info.value)
+    )
+
+
 def test_an_address_that_is_none_names_the_flag_of_the_address(tmp_path: Path) -> None:
     write_model(tmp_path, "good", identity_config())
     with pytest.raises(

@@ -392,6 +392,8 @@ def settings_of(
         values["disable_auto_complete_config"] = values["disable_auto_complete_config"] or strict
     if values["rate_limit_resource"] and values["rate_limit"] == "off":
         warnings.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
+    if values["access_log_file"] != "stdout" and values["access_log"] == "off":
+        warnings.append("--access-log-file has no effect without --access-log=json or combined")
     backends = {backend: dict(said) for backend, said in more.get("backend_config", {}).items()}
     for backend, key, value in values["backend_config"]:
         backends.setdefault(backend, {})[key] = value
@@ -434,8 +436,18 @@ def serve(settings: Settings, warnings: list[str], first_steps: bool = False) ->
         print(f"error: creating server: {error.code.title} - {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: creating server: {error}", file=sys.stderr)
+        print(f"error: creating server: {_of_system(error, settings)}", file=sys.stderr)
         return 1
     finally:
         settle()
         gc.enable()
+
+
+def _of_system(error: OSError, settings: Settings) -> str:
+    """An error's text without its number, and with the flag that names the file."""
+    text = error.strerror or str(error)
+    if error.filename is None:
+        return text
+    named = {str(getattr(settings, name)): name for name in ("log_file", "access_log_file", "audit_log")}
+    flag = named.get(str(error.filename), "").replace("_", "-")
+    return f"{f'--{flag}: ' if flag else ''}'{error.filename}' cannot be opened: {text}"
