@@ -48,8 +48,8 @@ def stub(observed: ServerProcess) -> Iterator[Any]:
         ("versions/versions/1", 503, LOST + "'versions' version 1 is not at ready state"),
         ("versions/versions/1/config", 503, LOST + "'versions' version 1 is not at ready state"),
         ("versions/versions/1/ready", 400, NOT_READY),
-        ("versions/versions/7", 404, LOST + "'versions' version 7 is not found"),
-        ("versions/versions/7/config", 404, LOST + "'versions' version 7 is not found"),
+        ("versions/versions/7", 404, LOST + "'versions' version 7 is not found, it has 2, 10"),
+        ("versions/versions/7/config", 404, LOST + "'versions' version 7 is not found, it has 2, 10"),
         ("versions/versions/0", 400, TOO_LOW.format("0")),
         ("versions/versions/" + "9" * 20, 400, STOL.format("9" * 20)),
         ("Simple", 404, LOST + "'Simple' is not found, did you mean 'simple'?"),  # ours goes on

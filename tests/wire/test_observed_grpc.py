@@ -83,7 +83,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("unknown", message("nope"), "NOT_FOUND", LOST + "'nope' is not found"),
     ("no-name", message(""), "NOT_FOUND", LOST + "'' is not found"),
     ("gone", message("gone"), "NOT_FOUND", LOST + "'gone' has no available versions"),
-    ("version", message(model_version="7"), "NOT_FOUND", LOST + "'simple' version 7 is not found"),
+    ("version", message(model_version="7"), "NOT_FOUND", LOST + "'simple' version 7 is not found, it has 1"),
     (
         "version-not-ready",
         message("versions", model_version="1"),

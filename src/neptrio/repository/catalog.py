@@ -131,7 +131,9 @@ class Catalog:
             raise self._unknown(name)
         row = versions.get(number)
         if row is None:
-            raise NotFound(f"Request for unknown model: '{shown(name)}' version {number} is not found")
+            there = [n for n, of in versions.items() if of.model is not None and of.model.ready]
+            said = f", it has {numbers(there)}" if there and self._settings.auth_config is None else ""
+            raise NotFound(f"Request for unknown model: '{shown(name)}' version {number} is not found{said}")
         if row.model is None or not row.model.ready:
             raise Unavailable(
                 f"Request for unknown model: '{shown(name)}' version {number} is not at ready state"

@@ -42,7 +42,7 @@ case(
     "unknown-version",
     "simple/versions/7",
     b"{",
-    "Request for unknown model: 'simple' version 7 is not found",
+    "Request for unknown model: 'simple' version 7 is not found, it has 1",
     404,
 )
 case("percent", "si%6dple", b"{", "Request for unknown model: 'si%6dple' is not found", 404)
