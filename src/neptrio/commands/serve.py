@@ -75,7 +75,15 @@ def _reloading(app: str, argv: list[str]) -> int:
         seen = _times(folder)
         # of a group of its own: a terminal's Ctrl-C comes to it once, through stop()
         child = subprocess.Popen([sys.executable, "-m", "neptrio", "serve", *argv], process_group=0)
+        ended = False
         while not stopped and _times(folder) == seen:
+            if not ended and child.poll() is not None:
+                ended = True
+                print(
+                    "the server starts again when a file changes; Ctrl-C ends this",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(LOOK_SECONDS)
         if not stopped:
             print("a file has changed, the server starts again", file=sys.stderr, flush=True)
