@@ -46,6 +46,18 @@ def start(tmp_path: Path, certificates: Certificates) -> Start:
 
 
 @pytest.mark.slow
+def test_http_without_tls_is_told_what_the_port_speaks(start: Start, certificates: Certificates) -> None:
+    certificate, key = certificates.issue("metrics")
+    with start(f"--metrics-tls-cert={certificate}", f"--metrics-tls-key={key}") as server:
+        for port in (server.http, server.metrics):
+            with Http1(port) as client:
+                reply = client.request("GET", "/v2")
+            assert (reply.status, reply.body) == (400, b"This port speaks TLS: use https://\n")
+        with Http1(server.http, certificates.client("")) as client:
+            assert client.request("GET", "/v2").status == 200
+
+
+@pytest.mark.slow
 def test_rest_clients_must_show_a_certificate(start: Start, certificates: Certificates) -> None:
     certificates.issue("known")
     certificates.issue("stranger", trustme.CA())

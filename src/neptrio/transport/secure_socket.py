@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 HANDSHAKE_BYTES = 16 << 10  # received at once before the client has been let in
 PORTION = 256 << 10  # bytes encrypted at once: a fraction of a millisecond
 AT_ONCE = 1 << 20  # most bytes that one send() encrypts when the socket takes all
+# for a client that speaks HTTP without TLS here, and would see an end without a word
+_PLAIN_HTTP = b"This port speaks TLS: use https://\n"
+PLAIN_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (len(_PLAIN_HTTP), _PLAIN_HTTP)
+)
 OWN_BYTES = 64 << 10  # most bytes of records that OpenSSL makes by itself while the peer takes none
 
 
@@ -64,9 +70,12 @@ class SecureSocket:
                 break
             except ssl.SSLWantReadError:
                 await self._flush()
-            except ssl.SSLError:
+            except ssl.SSLError as error:
                 with trio.move_on_after(1):
-                    await self._flush()  # the alert that says why
+                    if error.reason == "HTTP_REQUEST":
+                        await self._send(memoryview(PLAIN_HTTP))
+                    else:
+                        await self._flush()  # the alert that says why
                 raise
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -80,7 +89,9 @@ class SecureSocket:
         self.more = True  # the client's first request may have come together with the end of its handshake
 
     async def _flush(self) -> None:
-        data = memoryview(self._outgoing.read())
+        await self._send(memoryview(self._outgoing.read()))
+
+    async def _send(self, data: memoryview) -> None:
         while data:
             try:
                 data = data[self.sock.send(data) :]
