@@ -172,3 +172,31 @@ def test_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     checked(IO + "instance_group { kind: KIND_GPU }", tmp_path)
     with pytest.raises(InvalidArgument, match="names GPU 2, available are 0, 1"):
         checked(IO + "instance_group { kind: KIND_GPU gpus: [ 2 ] }", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "auto_complete", "said"),
+    [
+        (
+            "\nplatform: 'onnx'",
+            True,
+            "m/config.pbtxt:2: platform: must specify 'backend' (or 'platform') for model 'm': the platform 'onnx' names none, "
+            "expected one of identity, onnxruntime_onnx, ",
+        ),
+        (
+            "",
+            False,
+            "neither is given, and with --disable-auto-complete-config the model's file does not decide",
+        ),
+        ("", True, "neither is given, and no version folder holds a file that tells it (model.graphdef, "),
+    ],
+)
+def test_what_tells_no_backend(tmp_path: Path, text: str, auto_complete: bool, said: str) -> None:
+    """A model's file that is there is not said to be missing."""
+    (tmp_path / "1").mkdir()
+    if text or not auto_complete:
+        (tmp_path / "1/model.onnx").write_bytes(b"")
+    source = ConfigSource(model_config.parse_text(text, "m/config.pbtxt"), "m/config.pbtxt", text)
+    with pytest.raises(InvalidArgument) as info:
+        defaults.identify(source, "m", tmp_path, auto_complete)
+    assert said in str(info.value)

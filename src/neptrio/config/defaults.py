@@ -77,13 +77,23 @@ def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bo
     if not config.platform and auto_complete:
         config.platform = _PLATFORM_OF_BACKEND.get(config.backend, "")
     if not config.backend:
+        raise _no_backend(source, name, model_dir, auto_complete)
+
+
+def _no_backend(source: ConfigSource, name: str, model_dir: Path, auto_complete: bool) -> InvalidArgument:
+    """The error for a model whose backend nothing tells."""
+    platform = source.config.platform
+    at = ("platform",) if platform else ("backend",)
+    text = f"{source.where(at)}: must specify 'backend' (or 'platform') for model '{name}': "
+    if platform:
+        platforms = ", ".join(sorted(_BACKEND_OF_PLATFORM))
+        text += f"the platform '{platform}' names none, expected one of {platforms}; without it the model's file decides"
+    elif not auto_complete:
+        text += "neither is given, and with --disable-auto-complete-config the model's file does not decide"
+    else:
         known = ", ".join(sorted(_BACKEND_OF_FILE))
-        what = f"the platform '{config.platform}' names none" if config.platform else "neither is given"
-        text = (
-            f"{source.where(('backend',))}: must specify 'backend' (or 'platform') for model '{name}': {what}, and "
-            f"no version folder holds a file that tells it ({known}), nor is the folder's name NAME.BACKEND"
-        )
-        raise InvalidArgument(hinted(text, model_dir))
+        text += f"neither is given, and no version folder holds a file that tells it ({known}), nor is the folder's name NAME.BACKEND"
+    return InvalidArgument(hinted(text, model_dir))
 
 
 def asking(source: ConfigSource) -> tuple[str]:
