@@ -69,8 +69,15 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
 
 
 PROBES = ("live", "ready", "model_ready")  # verbs that are answered even when limits are reached
-# what many servers have on this port, and this one on that of metrics
-OF_METRICS_PORT = ("/metrics", "/console")
+_OF_METRICS_PORT = "that is on the port of --metrics-port (8002)"
+_PROBES = "GET /v2/health/live and /v2/health/ready are the probes"
+# paths that other servers have: what to ask here
+_ELSEWHERE = {
+    "/metrics": _OF_METRICS_PORT,
+    "/console": _OF_METRICS_PORT,
+    "/v2/models": "POST /v2/repository/index lists the models",
+    **dict.fromkeys(("/v2/health", "/health", "/healthz", "/livez", "/readyz", "/ping"), _PROBES),
+}
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,7 @@ def always_answered(
 def not_found(path: str) -> str:
     """The text for a path that no route has."""
     path = path.partition("?")[0].rstrip("/")
-    if path in OF_METRICS_PORT:
-        return f"Not Found: {path} is on the port of --metrics-port (8002)"
-    return "Not Found: GET /docs lists what there is"
+    return f"Not Found: {_ELSEWHERE.get(path, 'GET /docs lists what there is')}"
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
