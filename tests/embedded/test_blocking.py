@@ -55,6 +55,13 @@ def test_lists_become_arrays_of_the_models_type(server: neptrio.RunningServer) -
     )
 
 
+def test_an_output_that_there_is_not_is_told_with_those_that_there_are(server: neptrio.RunningServer) -> None:
+    response = server.model("double").infer({"x": [1, 2]})
+    with pytest.raises(KeyError, match=r"no output 'OUT', the response has \['OUTPUT'\]"):
+        response["OUT"]
+    assert "OUT" not in response and response.get("OUT") is None
+
+
 def test_an_optional_input_may_be_left_out(server: neptrio.RunningServer) -> None:
     assert server.model("greet").infer({"name": ["you"]})["OUTPUT"].tolist() == [b"hello you "]
 

@@ -2,8 +2,8 @@
 
 The problem: rapidjson's texts, which clients know, name an offset and nothing else ("Missing a comma or '}' after an object
 member. at 41"). The choice: they are kept, and what stands around the offset follows in brackets: the line, the member
-that came before or that is being read, and the mistake where it is one of the four that people make most (a comma too
-many, a quotation mark or a line break inside a string, single quotes).
+that came before or that is being read, and the mistake where it is one that people make often (a comma too many,
+a quotation mark or a line break inside a string, single quotes, a form).
 
 Rules:
  1. Only the beginning of a text is looked at (LOOKED_AT), as clients may send any number of bad ones.
@@ -98,6 +98,8 @@ def _mistake(before: bytes, here: bytes, inside: bool) -> str:
     """What is wrong, where it is one of the usual mistakes."""
     if inside and here in (b"\n", b"\r", b"\t"):
         return r": a line break or tab inside a string is written \n or \t"
+    if here == b"-" and before == b"-":
+        return ": it looks like a form, send the JSON itself as the body"
     last = before.rstrip()[-1:]
     if here in (b"}", b"]") and last == b",":
         return ": no comma may stand before a closing bracket"

@@ -32,7 +32,9 @@ class Response(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         found = self._arrays.get(name)
         if found is None:
-            tensor = self._tensors[name]
+            tensor = self._tensors.get(name)
+            if tensor is None:
+                raise KeyError(f"no output {name!r}, the response has {list(self._tensors)}")
             found = self._arrays[name] = to_numpy(tensor)
             if tensor.dtype != datatypes.BYTES:
                 found.flags.writeable = False  # a cache or another caller may have the same memory

@@ -68,6 +68,12 @@ case(
     b"{'inputs': []}",
     PARSE + 'Missing a name for object member. at 1 (names and texts stand in double quotes, "like this")',
 )
+case(
+    "form",
+    "simple",
+    b'------7f\r\nContent-Disposition: form-data; name="file"\r\n\r\n{}\r\n------7f--',
+    PARSE + "Invalid value. at 1 (it looks like a form, send the JSON itself as the body)",
+)
 case("not-json", "simple", b"not json", PARSE + "Invalid value. at 1")
 case("spaces", "simple", b"  ", PARSE + "The document is empty. at 2")
 case(
