@@ -48,6 +48,8 @@ def place(text: bytes, at: int) -> str:
         reading = levels[-1].value
         said.append(f"{'in' if reading else 'after'} {path}")
     mistake = _mistake(before, text[at : at + 1], inside)
+    if not levels and before.rstrip()[-1:] in (b"}", b"]"):
+        mistake = f": tensors as bytes behind the JSON need the header Inference-Header-Content-Length: {at}"
     told = (", ".join(said) + mistake).removeprefix(": ")
     return f" ({told})" if told else ""
 

@@ -86,7 +86,9 @@ case(
     "trailing",
     "simple",
     both() + b" x",
-    PARSE + f"The document root must not be followed by other values. at {len(both()) + 1}",
+    PARSE
+    + f"The document root must not be followed by other values. at {len(both()) + 1} (tensors as bytes behind the JSON "
+    f"need the header Inference-Header-Content-Length: {len(both()) + 1})",
 )
 case("comment", "simple", b"{/**/}", PARSE + "Missing a name for object member. at 1")
 case("deep", "simple", b"[" * 100_000 + b"]" * 100_000, PARSE + "Nesting deeper than 100 levels. at 100")
