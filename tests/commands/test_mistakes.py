@@ -81,6 +81,12 @@ def test_what_is_no_address(
     assert f"'{url}' is no" in told(capsys, command, url, tmp_path)
 
 
+@pytest.mark.parametrize("command", ASKING[:-1], ids=" ".join)
+def test_nobody_listens(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]) -> None:
+    """In the same words whoever asks."""
+    assert "error: no answer from a server at 127.0.0.1:1: " in told(capsys, command, "127.0.0.1:1", tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
 @pytest.mark.parametrize(

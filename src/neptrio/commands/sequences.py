@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except ConnectionLost as error:
-        print(f"error: cannot reach {error}", file=sys.stderr)
+        print(f"error: no answer from a server at {error} (--url=HOST:PORT names another)", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps(answer, indent=2))

@@ -116,7 +116,7 @@ class Server:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ServerError(f"cannot read statistics from {self._url}: {error}") from None
+            raise ServerError(f"no answer from a server at {self._url}: {error}") from None
         taken = time.monotonic()
         try:
             document: Mapping[str, Any] = json.loads(body)

@@ -124,7 +124,9 @@ def plot(options: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 error = f"stopped after {len(points)} of {count} points"
             how = _how(target, plan, inputs, options, points)
-    except (InferenceError, ConnectionLost, InvalidArgument, OSError, ValueError) as reason:
+    except ConnectionLost as reason:
+        error = f"no answer from a server at {reason} (--url=HOST:PORT names another)"
+    except (InferenceError, InvalidArgument, OSError, ValueError) as reason:
         error = str(reason)
     if points:
         advices = advise(model, points)
