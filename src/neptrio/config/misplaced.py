@@ -97,7 +97,9 @@ def loose(repository: Path) -> list[str]:
         return []
     models = [name for name in files if name in MODELS or name.endswith(SUFFIXES)]
     here = repository.resolve()
-    if CONFIG in files:
+    if CONFIG in files and not any(
+        _looks_like_a_model(repository / name) for name, is_file in there.items() if not is_file
+    ):
         return [_itself_a_model(here)]
     if models and here.name.isdigit():
         return [_itself_a_model(here.parent)]
@@ -121,7 +123,8 @@ def _itself_a_model(folder: Path) -> str:
 
 
 def _like_a_config(name: str) -> bool:
-    return bool(difflib.get_close_matches(name.lower(), [CONFIG], 1, 0.8))
+    lower = name.lower()
+    return lower.startswith("conf") and bool(difflib.get_close_matches(lower, [CONFIG], 1, 0.8))
 
 
 def pointers(version_dir: Path) -> str:

@@ -57,7 +57,7 @@ class _Base:
     def initialize(self, args: dict[str, str]) -> None:
         self._model = find(*self._where)
         self._signature = self._model.signature
-        self._required = tuple(
+        self._required = frozenset(
             t.name for t in self._signature.inputs if not t.optional and t.name not in self._signature.none
         )
         function = self._model.function
@@ -83,9 +83,8 @@ class _Base:
     def _whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments. Raises InvalidArgument where an input is missing that is not optional: a request with as many
         others as there must be passes admission, as on a Triton server."""
-        missing = [name for name in self._required if name not in arguments]
-        if missing:
-            names = ",".join(f"'{name}'" for name in missing)
+        if not self._required <= arguments.keys():
+            names = ",".join(f"'{name}'" for name in sorted(self._required - arguments.keys()))
             raise InvalidArgument(
                 f"missing required input(s) [{names}] for model '{self._model.name}'. Please provide all required input(s)."
             )
