@@ -195,12 +195,16 @@ cdef class GivenReader:
         return made
 
     def response(self, GivenMessage message not None):
-        """(InferenceResponse or None, final) of a response of another model."""
+        """(InferenceResponse or None, final, times) of a response of another model; times: the request's seven and the version that has
+        executed it, -1 for none; None unless they come with it."""
         cdef Reader reader = reader_of(message)
         cdef uint32_t flags
         flags = read_u32(&reader)
+        times = None
+        if flags & TIMES_TOO:
+            times = (*[read_u64(&reader) for _ in range(7)], <int64_t>read_u64(&reader) - 1)
         if flags & NULL_RESPONSE:
-            return None, bool(flags & FINAL)
+            return None, bool(flags & FINAL), times
         how = read_u32(&reader)
         text = read_text(&reader)
         made = InferenceResponse.__new__(InferenceResponse)
@@ -212,7 +216,7 @@ cdef class GivenReader:
             made._error = TritonError(text, ErrorCode(read_u32(&reader)))
         else:
             made._tensors = self.tensors(&reader, message, read_u32(&reader))
-        return made, bool(flags & FINAL)
+        return made, bool(flags & FINAL), times
 
     def sequence_end(self, GivenMessage message not None):
         """(correlation id, reason)."""

@@ -57,9 +57,11 @@ cdef enum Flag:
     PARENT = 512
     LABELLED = 1024      # the version is a text
     PRIORITY = 2048
+    TIMED = 4096         # the last response to a call says when it was where: from REQUEST_START to REQUEST_END
     FINAL = 1
     NULL_RESPONSE = 2
     STATED_TOO = 4       # of a result's `whole`
+    TIMES_TOO = 8        # of a call response
 
 cdef enum:
     KEEP_ABOVE = 16384   # bytes: a longer message is lent; no smaller tensor is named where it lies

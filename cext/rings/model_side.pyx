@@ -354,6 +354,8 @@ cdef class ModelSide(GivenReader):
         priority = request._priority
         if priority:
             flags |= PRIORITY
+        if request._timed:
+            flags |= TIMED
         version = request._model_version
         if type(version) is str:
             flags |= LABELLED

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -199,9 +199,13 @@ class Server:
             doorbells=Doorbells(self.loop.poller),
             foreign_inputs=self._foreign_inputs,
             spans=self.tracer.options,
-            describe=lambda subject, name, version: described(self.verbs, subject, name, version),
+            describe=self._described,
             device_failed=self._device_failed,
         )
+
+    def _described(self, subject: str, name: str, version: str) -> Awaitable[str]:
+        metrics = self.metrics.document if self.settings.allow_metrics else None
+        return described(self.verbs, metrics, subject, name, version)
 
     def _device_failed(self, why: str) -> None:
         if self.settings.exit_on_device_error and not self.stopping.is_set():

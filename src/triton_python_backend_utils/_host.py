@@ -37,7 +37,8 @@ class Host:
 
         `blocking` says that the calling thread will wait for the responses.
         `deliver(response, final)` is called from any thread, once per response; a final without
-        data comes as (None, True). It neither waits nor runs the model's code: others are heard behind it.
+        data comes as (None, True). It neither waits nor runs the model's code: others are heard behind it. For a request that
+        is `_timed` the final one comes with a third argument, its times: see GivenReader.response().
         """
         raise NotImplementedError
 

@@ -156,6 +156,7 @@ class InferenceRequest:
         "_release_flags",
         "_request_id",
         "_requested_output_names",
+        "_timed",
         "_timeout",
         "_trace",
     )
@@ -199,7 +200,9 @@ class InferenceRequest:
         self._trace = trace
         self._parameters: dict[str, Any] | None = given
         self._channel: Any = None
-        self._priority = 0  # of those that compiled backends make
+        # of those that compiled backends make
+        self._priority = 0
+        self._timed = False
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:

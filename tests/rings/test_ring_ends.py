@@ -463,14 +463,16 @@ def test_a_call_there_and_back(pair: Pair) -> None:
         5, InferResponse([from_numpy("Y", np.ones(2, np.float32))], None, {"a": 1}), True, True, {}
     )
     kind, key, message, _ = pair.child.take()
-    response, final = pair.child.response(message)
+    response, final, times = pair.child.response(message)
+    assert times is None
     assert (kind, key, final) == (kinds.ANSWER, 5, True)
     assert response.output_tensors()[0].as_numpy().tolist() == [1, 1] and json.loads(
         response.parameters()
     ) == {"a": 1}
     pair.server.respond(6, InferResponse(None, TritonError("no")), False, False, {})
     kind, key, message, _ = pair.child.take_control()
-    response, final = pair.child.response(message)
+    response, final, times = pair.child.response(message)
+    assert times is None
     assert (kind, key, final) == (kinds.CALL_RESPONSE, 6, False)
     assert response.error().message() == "no"
 

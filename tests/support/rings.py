@@ -104,7 +104,9 @@ class Pair:
         )
 
     # the interface of a ServerSide's host and a ModelSide's links
-    def called(self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Any) -> None:
+    def called(
+        self, key: int, request: InferRequest, decoupled: bool, blocking: bool, timed: bool, batch: Any
+    ) -> None:
         self.calls.append((key, request, decoupled, blocking))
 
     def took(self, key: int) -> None:

@@ -19,7 +19,7 @@ from triton_python_backend_utils._foreign import text_of
 LEVELS = 4  # of the log: neptrio.execution.log_levels
 MEMORY = ("CPU", "CPU_PINNED", "GPU")
 # as interface.h has them
-SUBJECTS = ("ready", "server", "metadata", "config", "statistics", "index", "ready index", "batching")
+SUBJECTS = ("ready", "server", "metadata", "config", "statistics", "index", "ready index", "batching", "metrics")
 
 
 cdef class Asking:

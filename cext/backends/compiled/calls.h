@@ -1,4 +1,4 @@
-// What allocators.cpp, calls.cpp and served.cpp share: requests of a backend's own, and their responses.
+// What allocators.cpp, calls.cpp, infer.cpp and served.cpp share: requests of a backend's own, and their responses.
 #pragma once
 
 #include <map>
@@ -23,6 +23,34 @@ struct Allocator : Object {
   StartFn start = nullptr;
   QueryFn query = nullptr;
   AttributesFn attributes = nullptr;
+};
+
+struct CallInput {
+  std::string name;
+  int datatype = INVALID;
+  std::vector<int64_t> shape;
+  std::vector<std::pair<const void*, size_t>> pieces;
+  bool raw = false;  // its name is the backend's alone
+};
+
+struct Call : Object {
+  static constexpr Kind KIND = Kind::CALL;
+  Call() : Object(KIND) {}
+  std::string model, id, correlation_text;
+  int64_t version = -1;
+  uint64_t correlation = 0, timeout_us = 0, priority = 0;
+  bool correlation_is_text = false, cancelled = false;
+  uint32_t flags = 0;
+  std::vector<CallInput> inputs;
+  std::vector<std::string> outputs;
+  std::vector<Value> parameters;
+  ReleasedFn released = nullptr;
+  void* released_with = nullptr;
+  std::shared_ptr<Allocator> allocator;
+  void* allocator_with = nullptr;
+  RespondedFn responded = nullptr;
+  void* responded_with = nullptr;
+  uint64_t number = 0;  // of the call under way
 };
 
 struct CallOutput {

@@ -1,7 +1,7 @@
 // Opens a backend's library and leads it through its life: what the host calls.
 #include <dlfcn.h>
 
-#include "objects.h"
+#include "traces.h"
 
 namespace compiled {
 namespace {
@@ -163,10 +163,10 @@ std::shared_ptr<Request> request_of(const compiled_request& given) {
     made->trace->key = given.key;
     made->trace->id = given.trace;
     made->trace->parent = given.trace_parent;
-    made->trace->model = driven.model->name;
+    made->trace->model.set(driven.model->name);
     made->trace->version = int64_t(driven.model->version);
-    made->trace->request = made->id;
-    made->trace->contexts.push_back(text_of(given.context));
+    made->trace->request.set(made->id);
+    made->trace->context.set(text_of(given.context));
     add(made->trace);
   }
   add(made);

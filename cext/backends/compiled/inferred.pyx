@@ -34,7 +34,7 @@ cdef class Inferring:
 
     cdef object asked        # the Host of triton_python_backend_utils
     cdef dict calls
-    cdef object arrived      # (Called, response, final) of each
+    cdef object arrived      # (Called, response, final, times) of each
     cdef bint delivering     # a thread takes them
     cdef object lock         # of what was said last
 
@@ -54,9 +54,9 @@ cdef const compiled_library* library = NULL
 def deliver_for_ever():
     """Hands responses to the backend: rule 2."""
     while True:
-        called, response, final = running.arrived.get()
+        called, response, final, times = running.arrived.get()
         try:
-            called.hand_over(response, final)
+            called.hand_over(response, final, times)
         except BaseException as error:
             unheard("a response of a request of the backend was not given to it", error)
         called = response = None  # the memory that it is in goes back to the server
@@ -106,7 +106,7 @@ cdef int on_infer(const compiled_call* call, char* text, size_t room) noexcept w
             InferenceTrace(call.trace_key) if call.trace_key else None,
             values_of(call.parameters, call.parameter_count) or None,
         )
-        request._priority = call.priority
+        request._priority, request._timed = call.priority, bool(call.timed)
         running.calls[call.call] = made = Called(call.call)
         made.begin(running.asked, request)
         return COMPILED_FINE
@@ -148,13 +148,16 @@ class Called:
         if handle is not None:
             handle.cancel()
 
-    def deliver(self, response, final):
-        running.arrived.put((self, response, final))
+    def deliver(self, response, final, times=None):
+        running.arrived.put((self, response, final, times))
 
-    def hand_over(self, response, final):
+    def hand_over(self, response, final, times):
         """Calls the backend with a response."""
         cdef Room room = Room()
         cdef compiled_response given
+        cdef compiled_passed passed
+        cdef bint timed = times is not None
+        cdef int stage
         cdef uint64_t number = self.number
         cdef bint last = final
         cdef bint null = response is None
@@ -167,10 +170,14 @@ class Called:
             given.flags, given.null = 0, 0
             given.outputs, given.output_count = room.tensors(response._tensors), len(response._tensors)
             given.parameters, given.parameter_count = room.parameters(parameters), len(parameters)
+        if timed:
+            for stage in range(COMPILED_STAGES):
+                passed.stages[stage] = times[stage]
+            passed.version = times[COMPILED_STAGES]
         if final:
             running.calls.pop(self.number, None)
         with nogil:
-            library.deliver(number, NULL if null else &given, last)
+            library.deliver(number, NULL if null else &given, last, &passed if timed else NULL)
         if not null or last:  # the end counts as a response of the call, too
             with self.lock:
                 handle = self.handle

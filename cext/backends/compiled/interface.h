@@ -103,7 +103,7 @@ struct compiled_settled {
   struct compiled_stated stated; /* unless it is open, or to be executed again */
 };
 
-/* a request that the backend makes; `call` is its name for deliver() and dropped_call() */
+/* a request that the backend makes; `call` is its name for deliver() */
 struct compiled_call {
   uint64_t call;
   const char* model;
@@ -122,7 +122,15 @@ struct compiled_call {
   uint32_t output_count;
   struct compiled_parameter* parameters;
   uint32_t parameter_count;
+  int timed; /* its last response comes with its times */
 };
+
+/* points in time of a request, as the interface numbers them: from its start to its end */
+enum { COMPILED_STAGES = 7 };
+
+/* when a request that the backend has made was where, in nanoseconds, 0: nowhere near; and the version that has executed it, below 0:
+ * none */
+struct compiled_passed { uint64_t stages[COMPILED_STAGES]; int64_t version; };
 
 struct compiled_memory { int type; int64_t id; uint64_t size; };
 
@@ -143,7 +151,8 @@ enum compiled_subject {
   COMPILED_STATISTICS,
   COMPILED_INDEX,
   COMPILED_READY_INDEX,
-  COMPILED_BATCHING
+  COMPILED_BATCHING,
+  COMPILED_METRICS /* which are text, not JSON */
 };
 
 enum compiled_metric_change { COMPILED_INCREMENT, COMPILED_SET, COMPILED_OBSERVE, COMPILED_VALUE };
@@ -239,8 +248,8 @@ struct compiled_library {
   void (*settle)(uint64_t handle, struct compiled_settled* settled);
   void (*dropped)(uint64_t handle); /* the host is done with what settle() gave */
   void (*carried)(uint64_t handle); /* the tokens of its response are the host's now */
-  /* a response to a call; `response` NULL for the final flag alone */
-  void (*deliver)(uint64_t call, const struct compiled_response* response, int final);
+  /* a response to a call; `response` NULL for the final flag alone. `passed` comes with the last response of one that is timed */
+  void (*deliver)(uint64_t call, const struct compiled_response* response, int final, const struct compiled_passed* passed);
   void (*finish)(char* text, size_t room);
 };
 

@@ -100,6 +100,14 @@ cdef extern from "interface.h":
         uint32_t output_count
         compiled_parameter* parameters
         uint32_t parameter_count
+        int timed
+
+    enum:
+        COMPILED_STAGES
+
+    struct compiled_passed:
+        uint64_t stages[COMPILED_STAGES]
+        int64_t version
 
     struct compiled_durations:
         uint32_t place
@@ -189,5 +197,5 @@ cdef extern from "interface.h":
         void (*settle)(uint64_t, compiled_settled*) noexcept nogil
         void (*dropped)(uint64_t) noexcept nogil
         void (*carried)(uint64_t) noexcept nogil
-        void (*deliver)(uint64_t, const compiled_response*, int) noexcept nogil
+        void (*deliver)(uint64_t, const compiled_response*, int, const compiled_passed*) noexcept nogil
         void (*finish)(char*, size_t) noexcept nogil

@@ -17,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,7 +31,7 @@ namespace compiled {
 enum class Kind : uint8_t {
   NONE, ERROR, MESSAGE, PARAMETER, ATTRIBUTES, MANAGER, BACKEND, BACKEND_ATTRIBUTE, MODEL, INSTANCE, SERVER, REQUEST, INPUT,
   RESPONSE, OUTPUT, FACTORY, STATE, STATISTICS, TRACE, FAMILY, METRIC, METRIC_ARGUMENTS, ALLOCATOR, CALL, CALL_RESPONSE,
-  CACHE_ENTRY, CACHE_ALLOCATOR
+  CACHE_ENTRY, CACHE_ALLOCATOR, METRICS
 };
 
 enum Code { UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED };
@@ -228,16 +227,7 @@ struct State : Object {
   Attached attached;
 };
 
-struct Trace : Object {
-  static constexpr Kind KIND = Kind::TRACE;
-  Trace() : Object(KIND) {}
-  uint64_t key = 0, id = 0, parent = 0;
-  bool kept = true;  // the request's; else a child, which has no id before its request begins
-  int64_t version = -1;
-  std::string model, request;
-  std::mutex lock;  // of the contexts
-  std::list<std::string> contexts;  // the last is the trace's; those before it may still be looked at
-};
+struct Trace;  // traces.h
 
 struct Request : Object {
   static constexpr Kind KIND = Kind::REQUEST;
@@ -334,8 +324,8 @@ int open_strategy(const char* path, Handle model, char* text, size_t room);
 uint32_t together(uint32_t count, const std::function<Handle(uint32_t)>& request);
 void close_strategy();
 
-// calls.cpp
-void deliver(uint64_t call, const compiled_response* response, int final);
+// infer.cpp
+void deliver(uint64_t call, const compiled_response* response, int final, const compiled_passed* passed);
 
 }  // namespace compiled
 

@@ -1,5 +1,5 @@
 // Requests and their inputs, as a backend reads them.
-#include "objects.h"
+#include "traces.h"
 
 namespace compiled {
 

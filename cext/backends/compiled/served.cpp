@@ -230,3 +230,36 @@ API Failed TRITONSERVER_ServerModelBatchProperties(Handle server, const char* mo
   if (with != nullptr) *with = nullptr;
   return failed;
 }
+
+// ---------------------------------------------------------------- the server's metrics
+
+namespace compiled {
+
+struct Metrics : Object {
+  static constexpr Kind KIND = Kind::METRICS;
+  explicit Metrics(std::string text) : Object(KIND), text(std::move(text)) {}
+  const std::string text;
+};
+
+}  // namespace compiled
+
+API Failed TRITONSERVER_ServerMetrics(Handle server, Handle* metrics) {
+  FOUND(Server, found, server);
+  GIVEN(metrics);
+  std::string text;
+  if (Failed failed = asked(COMPILED_METRICS, "", -1, &text)) return failed;
+  *metrics = add(std::make_shared<Metrics>(std::move(text)));
+  return nullptr;
+}
+
+DELETES(TRITONSERVER_MetricsDelete, Metrics)
+
+API Failed TRITONSERVER_MetricsFormatted(Handle metrics, int format, const char** base, size_t* size) {
+  FOUND(Metrics, found, metrics);
+  GIVEN(base);
+  GIVEN(size);
+  if (format != 0) return fail(INVALID_ARG, std::string(__func__) + ": there is no format " + std::to_string(format));
+  *base = found->text.data();
+  *size = found->text.size();
+  return nullptr;
+}

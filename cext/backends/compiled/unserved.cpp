@@ -9,12 +9,7 @@ using namespace compiled;
 #define UNSERVED(NAME) \
   API Failed NAME() { return unsupported(#NAME); }
 
-UNSERVED(TRITONSERVER_InferenceTraceNew)
-UNSERVED(TRITONSERVER_InferenceTraceTensorNew)
-UNSERVED(TRITONSERVER_MetricsDelete)
-UNSERVED(TRITONSERVER_MetricsFormatted)
 UNSERVED(TRITONSERVER_ServerDelete)
-UNSERVED(TRITONSERVER_ServerMetrics)
 UNSERVED(TRITONSERVER_ServerNew)
 UNSERVED(TRITONSERVER_ServerOptionsAddRateLimiterResource)
 UNSERVED(TRITONSERVER_ServerOptionsDelete)

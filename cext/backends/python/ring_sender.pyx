@@ -16,7 +16,19 @@ from neptrio.backends.python.ring_reader cimport AnswerReader
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport WorkItem
 from neptrio.observe.trace cimport Trace
-from neptrio.request.infer_request cimport DT_BYTES, InferRequest, InferResponse, RequestedOutput, Tensor, element_size, now_ns
+from neptrio.request.infer_request cimport (
+    DT_BYTES,
+    QUEUE_START,
+    REQUEST_END,
+    REQUEST_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    RequestedOutput,
+    Tensor,
+    element_size,
+    now_ns,
+)
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.kinds cimport *
 from neptrio.rings.line cimport Line, Queued
@@ -252,15 +264,18 @@ cdef class RingSender(AnswerReader):
         """Has the main thread look at what came over the socket."""
         self.post(self.work, LOOK, 0, 0)
 
-    def respond(self, uint64_t key, InferResponse response, bint final, bint waits, dict numbers):
-        # type: (..., InferResponse | None, ..., ..., ...) -> None
-        """Sends a response of another model. `waits`: the process's main thread does nothing else."""
+    def respond(self, uint64_t key, InferResponse response, bint final, bint waits, dict numbers, InferRequest timed=None):
+        # type: (..., InferResponse | None, ..., ..., ..., InferRequest | None) -> None
+        """Sends a response of another model. `waits`: the process's main thread does nothing else. `timed`: the request, where the
+        process wants to know when it was where."""
         cdef MessageWriter writer = self.writer
         cdef Tensor tensor
         if self.closed or self.given_up:
             return
         writer.reset()
-        writer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
+        writer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0) | (TIMES_TOO if timed is not None else 0))
+        if timed is not None:
+            pack_times(writer, timed)
         if response is not None:
             writer.u32(ERROR if response.error is not None else RESPONSE)
             writer.text(_dumps(response.parameters) if response.parameters else "")
@@ -277,6 +292,20 @@ cdef class RingSender(AnswerReader):
     def return_memory(self, uint64_t offset):
         """Returns a message's memory, for tests."""
         self.control.give_back(offset)
+
+
+cdef int pack_times(MessageWriter writer, InferRequest request) except -1:
+    """When it was where; a request that was refused has a beginning and an end all the same."""
+    cdef int64_t* times = request.timestamps
+    cdef int64_t end = times[<int>REQUEST_END] or now_ns()
+    cdef ModelCore model = request.model
+    cdef int stage
+    writer.u64(<uint64_t>(times[<int>REQUEST_START] or end))
+    for stage in range(<int>QUEUE_START, <int>REQUEST_END):
+        writer.u64(0 if request.composing and stage > <int>QUEUE_START else <uint64_t>times[stage])
+    writer.u64(<uint64_t>end)
+    writer.u64(<uint64_t>int(model.version) + 1 if model is not None and model.version else 0)
+    return 0
 
 
 cdef int pack_tensor(MessageWriter writer, Tensor tensor, uint64_t placed) except -1:

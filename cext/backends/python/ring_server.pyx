@@ -348,7 +348,7 @@ cdef class ServerSide(ReportedSide):
                 made.outputs.append(RequestedOutput(read_text(reader)))
         made.inputs = self.tensors()
         self.finish()
-        self.host.called(key, made, bool(flags & DECOUPLED), bool(flags & BLOCKING),
+        self.host.called(key, made, bool(flags & DECOUPLED), bool(flags & BLOCKING), bool(flags & TIMED),
                          None if under_way is None else under_way.batch)
         return 0
 

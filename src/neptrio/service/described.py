@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from neptrio.codec.http_json import dump_json
-from neptrio.errors import InvalidArgument
+from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.service import Verbs
 
 SLICE = 32  # rows that are made before others have their turn: there may be thousands of models
 
 
-async def described(verbs: Verbs, subject: str, name: str, version: str) -> str:
+async def described(
+    verbs: Verbs, metrics: Callable[[], Awaitable[list[bytes]]] | None, subject: str, name: str, version: str
+) -> str:
     """The answer as JSON, of a client's form; "true" or "false" for `ready` and `batching`, for `labels` an object of
-    lists by output. Raises TritonError."""
+    lists by output, for `metrics` the text that the metrics port answers. Raises TritonError.
+
+    `metrics` makes the parts of that text, None where there is no such port."""
     metadata = verbs.metadata
     if subject in ("metadata", "config", "batching", "labels"):
         await metadata.present(name, version)
@@ -41,6 +46,10 @@ async def described(verbs: Verbs, subject: str, name: str, version: str) -> str:
     if subject in ("index", "ready index"):
         rows = await verbs.repository.index_rows(subject == "ready index")
         return "[" + await _joined(rows) + "]"
+    if subject == "metrics":
+        if metrics is None:
+            raise Unsupported("the server has no metrics port (--allow-metrics=false), so it tells none")
+        return b"".join(await metrics()).decode()
     raise InvalidArgument(f"the server says nothing of '{subject}'")
 
 

@@ -19,7 +19,7 @@ One of up to KEEP_ABOVE bytes is copied before its descriptor is passed; a longe
   call           u32 flags, text model, u64 version + 1 or text label, text id, u64 timeout,
                  u64 or text correlation, u64 parent request, u64 batch, [u64 priority], text parameters, u32 names, texts,
                  u32 inputs, tensors
-  call response  u32 flags (FINAL, NULL), answer unless NULL
+  call response  u32 flags (FINAL, NULL, TIMES_TOO), [u64 seven times, u64 version + 1], answer unless NULL
   sequence end   u32 is text, u64 or text correlation, text reason
   stated         u32 requests, then u64 id, u32 how (SUCCEEDED, FAILED, LATER, RELEASED), for the first two u64 four times;
                  u32 executions, then u64 the batch's number, u64 size, u64 four times
@@ -88,9 +88,11 @@ BLOCKING = 256
 PARENT = 512
 LABELLED = 1024  # the version is a text
 PRIORITY = 2048
+TIMED = 4096  # the last response to a call says when it was where: from REQUEST_START to REQUEST_END
 FINAL = 1
 NULL_RESPONSE = 2
 STATED_TOO = 4  # of a result's `whole`
+TIMES_TOO = 8  # of a call response
 
 # enum
 KEEP_ABOVE = 16384  # bytes: a longer message is lent; no smaller tensor is named where it lies

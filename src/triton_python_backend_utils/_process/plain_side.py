@@ -232,12 +232,12 @@ class PlainSide:
             made.append(Tensor._over(name, dtype, shape, source, input_array, False))
         return made
 
-    def response(self, message: GivenMessage) -> tuple[InferenceResponse | None, bool]:
-        """(InferenceResponse or None, final) of a response of another model."""
+    def response(self, message: GivenMessage) -> tuple[InferenceResponse | None, bool, None]:
+        """(InferenceResponse or None, final, None) of a response of another model: no times, for which only compiled backends ask."""
         reader = Reader(message)
         flags = reader.u32()
         if flags & NULL_RESPONSE:
-            return None, bool(flags & FINAL)
+            return None, bool(flags & FINAL), None
         how, text = reader.u32(), reader.text()
         parameters = json.loads(text) if text else None
         if how == ERROR:
@@ -245,7 +245,7 @@ class PlainSide:
             made = InferenceResponse([], TritonError(text, ErrorCode(reader.u32())), parameters)
         else:
             made = InferenceResponse(self._tensors(reader, message, reader.u32()), None, parameters)
-        return made, bool(flags & FINAL)
+        return made, bool(flags & FINAL), None
 
     def sequence_end(self, message: GivenMessage) -> tuple[Any, str]:
         """(correlation id, reason)."""

@@ -236,12 +236,16 @@ class RingChild(Child):
             channel.acknowledge(size)
 
     def _ring_response(self, key: int, message: Any) -> None:
-        response, final = self.end.response(message)
+        response, final, times = self.end.response(message)
         deliver = self.calls.pop(key, None) if final else self.calls.get(key)
         if final:
             self.decoupled_calls.discard(key)
-        if deliver is not None:
+        if deliver is None:
+            return
+        if times is None:
             deliver(response, final)
+        else:
+            deliver(response, final, times)
 
     def took(self, key: int) -> None:
         """Tells the server that the model took a response of a call to a decoupled model, which may send more."""
@@ -274,7 +278,7 @@ class RingChild(Child):
             if taken[0] != answer:
                 self.aside.append(taken)
             elif taken[1] == key:
-                response, final = end.response(taken[2])
+                response, final, _ = end.response(taken[2])
                 if final or response is not None:
                     return response
 

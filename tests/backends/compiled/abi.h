@@ -126,6 +126,16 @@ error TRITONSERVER_InferenceTraceSetContext(object trace, const char* context);
 error TRITONSERVER_InferenceTraceReportActivity(object trace, uint64_t ns, const char* name);
 error TRITONSERVER_InferenceTraceSpawnChildTrace(object trace, object* child);
 error TRITONSERVER_InferenceTraceDelete(object trace);
+error TRITONSERVER_InferenceTraceNew(object* trace, int level, uint64_t parent, void (*activity)(object, int, uint64_t, void*),
+                                     void (*released)(object, void*), void* with);
+error TRITONSERVER_InferenceTraceTensorNew(object* trace, int level, uint64_t parent,
+                                           void (*activity)(object, int, uint64_t, void*),
+                                           void (*tensor)(object, int, const char*, int, const void*, size_t, const int64_t*,
+                                                          uint64_t, int, int64_t, void*),
+                                           void (*released)(object, void*), void* with);
+error TRITONSERVER_ServerMetrics(object server, object* metrics);
+error TRITONSERVER_MetricsFormatted(object metrics, int format, const char** base, size_t* size);
+error TRITONSERVER_MetricsDelete(object metrics);
 
 error TRITONSERVER_ServerIsReady(object server, bool* ready);
 error TRITONSERVER_ServerMetadata(object server, object* message);

@@ -1,5 +1,6 @@
 /* What a backend asks of the server about itself and its models. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "probe.h"
@@ -27,6 +28,25 @@ void server_says(object request, const char* what) {
     fine(TRITONSERVER_ServerModelBatchProperties(server, model, -1, &flags, NULL));
     snprintf(text, sizeof text, "ready=%d batching=%u", ready, flags);
     answer_text(request, text);
+    return;
+  }
+  if (strcmp(subject, "metrics") == 0) {
+    object metrics;
+    char missing[100];
+    failed = TRITONSERVER_ServerMetrics(server, &metrics);
+    said(text, sizeof text, failed);
+    if (failed != NULL) {
+      answer_text(request, text);
+      return;
+    }
+    said(missing, sizeof missing, TRITONSERVER_MetricsFormatted(metrics, 1, &json, &size));
+    if (strcmp(missing, "3 TRITONSERVER_MetricsFormatted: there is no format 1") != 0) abort();
+    fine(TRITONSERVER_MetricsFormatted(metrics, 0, &json, &size));
+    if (strlen(json) != size) abort();
+    answer_text(request, json);
+    fine(TRITONSERVER_MetricsDelete(metrics));
+    said(missing, sizeof missing, TRITONSERVER_MetricsFormatted(metrics, 0, &json, &size));
+    if (strncmp(missing, "3 ", 2) != 0) abort();
     return;
   }
   if (strcmp(subject, "server") == 0) failed = TRITONSERVER_ServerMetadata(server, &message);

@@ -13,9 +13,10 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.compiled.asking import asked, numbers, text_of
+from tests.backends.compiled.asking import ONE, TEXT, asked, numbers, text_of
 from tests.support import metrics
 from tests.support.datatypes import TYPES
+from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.streams import Answers
 from tests.support.waiting import until
@@ -267,6 +268,23 @@ def test_what_the_server_says_of_itself_and_its_models(client: Any) -> None:
         text = text_of(client, f"server says {subject} nobody")
         assert text == f"{codes[failed.value.status()]} {failed.value.message()}"
     assert text_of(client, "server says format probe").startswith("5 TRITONSERVER_ServerModelConfig: ")
+
+
+def test_the_server_s_metrics(client: Any, server: ServerProcess) -> None:
+    text = text_of(client, "server says metrics")
+    assert metrics.value(text, "nv_inference_request_success", model="probe", version="1") > 0
+    assert set(metrics.families(text)) <= set(metrics.families(metrics.scrape(server)))
+
+
+def test_there_are_no_metrics_where_they_are_off(backends: Path, tmp_path: Path) -> None:
+    write_model(tmp_path, "probe", TEXT + ONE)
+    server = ServerProcess(tmp_path, f"--backend-directory={backends}", "--allow-metrics=false")
+    try:
+        with http.InferenceServerClient(server.http) as client:
+            told = text_of(client, "server says metrics")
+    finally:
+        server.stop()
+    assert told == "5 the server has no metrics port (--allow-metrics=false), so it tells none"
 
 
 def test_its_log_lines_and_its_command_line(server: ServerProcess) -> None:

@@ -123,7 +123,7 @@ def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "end", SimpleNamespace(respond=lambda *given: said.append(given)))
     try:
         for key in (1, 2):
-            made.called(key, InferRequest(), False, False, None)
+            made.called(key, InferRequest(), False, False, False, None)
     finally:
         made.close()
     assert len(begun) == 1

@@ -129,9 +129,16 @@ class ProcessSession:
     # ------------------------------------------------------------ called by ServerSide
 
     def called(
-        self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
+        self,
+        key: int,
+        request: InferRequest,
+        decoupled: bool,
+        blocking: bool,
+        timed: bool,
+        batch: Batch | None,
     ) -> None:
-        """The model calls another model; `key` is the process's number of the call."""
+        """The model calls another model; `key` is the process's number of the call. `timed`: its last response is to say when
+        the request was where."""
         if key in self.calls:
             self.violated(f"a second call with number {key}")
             return
@@ -143,7 +150,7 @@ class ProcessSession:
         def deliver(response: InferResponse | None, final: bool) -> None:
             if final:
                 self.calls.pop(key, None)
-            self.end.respond(key, response, final, main, NUMBERS)
+            self.end.respond(key, response, final, main, NUMBERS, request if timed and final else None)
 
         if len(self.calls) >= MOST_CALLS:
             deliver(

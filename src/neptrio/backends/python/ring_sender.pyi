@@ -4,7 +4,7 @@ from typing import Any
 from neptrio.backends.python.ring_reader import AnswerReader
 from neptrio.execution.batch import Batch
 from neptrio.loop.mailbox import WorkItem
-from neptrio.request.infer_request import InferResponse, Tensor
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 from neptrio.rings.ring import Segment
 
 class Layout:
@@ -40,6 +40,12 @@ class RingSender(AnswerReader):
     def sequence_ended(self, sequence_id: Any, reason: str) -> None: ...
     def look_at_socket(self) -> None: ...
     def respond(
-        self, key: int, response: InferResponse | None, final: bool, waits: bool, numbers: dict[Any, Any]
+        self,
+        key: int,
+        response: InferResponse | None,
+        final: bool,
+        waits: bool,
+        numbers: dict[Any, Any],
+        timed: InferRequest | None = None,
     ) -> None: ...
     def return_memory(self, offset: int) -> None: ...
