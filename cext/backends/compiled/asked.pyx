@@ -18,6 +18,7 @@ from triton_python_backend_utils._foreign import text_of
 
 LEVELS = 4  # of the log: neptrio.execution.log_levels
 MEMORY = ("CPU", "CPU_PINNED", "GPU")
+MOST_BYTES = (1 << 62) - 1  # that the server believes
 # as interface.h has them
 SUBJECTS = ("ready", "server", "metadata", "config", "statistics", "index", "ready index", "batching", "metrics")
 
@@ -66,8 +67,8 @@ cdef void on_memory(const compiled_memory* held, uint32_t count) noexcept with g
     cdef object key
     try:
         for i in range(count):
-            key = (MEMORY[held[i].type] if 0 <= held[i].type < 3 else "CPU", held[i].id)
-            rows[key] = rows.get(key, 0) + held[i].size
+            key = (MEMORY[held[i].type], held[i].id)
+            rows[key] = min(rows.get(key, 0) + held[i].size, MOST_BYTES)
         running.host.holds_memory([(kind, id, size) for (kind, id), size in rows.items()])
     except BaseException as error:
         unheard("the backend's report of its memory was not taken", error)

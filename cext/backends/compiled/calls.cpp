@@ -81,15 +81,16 @@ API Failed TRITONSERVER_InferenceRequestAddRawInput(Handle call, const char* nam
 API Failed TRITONSERVER_InferenceRequestAddInput(Handle call, const char* name, int datatype, const int64_t* shape,
                                                  uint64_t dims) {
   FOUND(Call, found, call);
-  if (name == nullptr || (shape == nullptr && dims > 0)) return missing(__func__, "name or shape");
+  Tensor told;
+  if (Failed failed = shape_of(__func__, name, shape, dims, &told)) return failed;
   if (!found->inputs.empty() && found->inputs[0].raw) return fail(INVALID_ARG, beside_raw(__func__));
   for (const CallInput& there : found->inputs) {
     if (there.name == name) return fail(INVALID_ARG, std::string("input '") + name + "' already exists in request");
   }
   CallInput input;
-  input.name = name;
+  input.name = std::move(told.name);
   input.datatype = datatype;
-  input.shape.assign(shape, shape + dims);
+  input.shape = std::move(told.shape);
   found->inputs.push_back(std::move(input));
   return nullptr;
 }
@@ -98,6 +99,7 @@ API Failed TRITONSERVER_InferenceRequestAppendInputData(Handle call, const char*
                                                         int type, int64_t) {
   FOUND(Call, found, call);
   if (name == nullptr || (base == nullptr && size > 0)) return missing(__func__, "name or data");
+  if (Failed failed = beyond(__func__, size)) return failed;
   if (type == GPU) return unsupported(__func__, "inputs of models that a backend calls are in the CPU's memory only");
   for (CallInput& input : found->inputs) {
     if (input.name != name) continue;

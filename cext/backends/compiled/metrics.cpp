@@ -19,6 +19,8 @@ struct Metric : Object {
   uint64_t id = 0;
 };
 
+enum { MOST_BUCKETS = 10000 };
+
 struct MetricArguments : Object {
   static constexpr Kind KIND = Kind::METRIC_ARGUMENTS;
   MetricArguments() : Object(KIND) {}
@@ -64,6 +66,7 @@ API Failed TRITONSERVER_MetricArgsNew(Handle* arguments) {
 API Failed TRITONSERVER_MetricArgsSetHistogram(Handle arguments, const double* buckets, uint64_t count) {
   FOUND(MetricArguments, found, arguments);
   if (buckets == nullptr && count > 0) return missing(__func__, "buckets");
+  if (count > MOST_BUCKETS) return fail(INVALID_ARG, std::string(__func__) + ": more than " + std::to_string(MOST_BUCKETS) + " buckets");
   found->bucketed = true;
   found->buckets.assign(buckets, buckets + count);
   return nullptr;

@@ -196,7 +196,10 @@ API Failed TRITONBACKEND_ModelInstanceReportBatchStatistics(Handle instance, uin
   return nullptr;
 }
 
-// Both reports are kept, and the server is told the sum.
+// as many rows as the server takes of a process (backends/python/isolated.py): one for each GPU, and what is page-locked
+enum { MOST_GPUS = 63 };
+
+// Both reports are kept, and the server is told the sum. It sees by itself how much ordinary memory the process has.
 static Failed report(const char* function, Model& model, std::vector<compiled_memory>& kept, const Handle* usage,
                      uint32_t count) {
   if (usage == nullptr && count > 0) return missing(function, "usage");
@@ -204,7 +207,11 @@ static Failed report(const char* function, Model& model, std::vector<compiled_me
   for (uint32_t i = 0; i < count; i++) {
     const auto one = find<Attributes>(usage[i]);
     if (!one) return missing(function, "Attributes handle");
-    told.push_back({one->type, one->id, one->size});
+    if (one->type < CPU || one->type > GPU) return fail(INVALID_ARG, std::string(function) + ": there is no such kind of memory");
+    if (one->type == GPU && (one->id < 0 || one->id >= MOST_GPUS)) {
+      return fail(INVALID_ARG, std::string(function) + ": there is no GPU " + std::to_string(one->id));
+    }
+    if (one->type != CPU) told.push_back({one->type, one->type == GPU ? one->id : 0, one->size});
   }
   {
     std::lock_guard<std::mutex> held(model.lock);

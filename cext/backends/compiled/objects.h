@@ -135,6 +135,10 @@ struct Tensor {
   const void* data = nullptr;
   size_t size = 0;
 };
+// an error for a size that no memory has, as of a number below 0; whoever goes on would throw, or read far beyond the end
+Failed beyond(const char* function, uint64_t size);
+// a tensor's name and shape as the backend says them; an error where there is no such shape
+Failed shape_of(const char* function, const char* name, const int64_t* shape, uint64_t dims, Tensor* made);
 bool whole(const Tensor& tensor, std::string* why);  // its bytes are what its datatype and shape say
 size_t datatype_size(int datatype);
 const char* datatype_name(int datatype);

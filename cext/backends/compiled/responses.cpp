@@ -188,7 +188,8 @@ API Failed TRITONBACKEND_ResponseOutput(Handle response, Handle* output, const c
                                         const int64_t* shape, uint32_t dims) {
   FOUND(Response, found, response);
   GIVEN(output);
-  if (name == nullptr || (shape == nullptr && dims > 0)) return missing(__func__, "name or shape");
+  const auto made = std::make_shared<Output>();
+  if (Failed failed = shape_of(__func__, name, shape, dims, &made->tensor)) return failed;
   if (datatype <= INVALID || datatype > LAST_DATATYPE) {
     return fail(INVALID_ARG, std::string(__func__) + ": there is no datatype " + std::to_string(datatype));
   }
@@ -197,10 +198,7 @@ API Failed TRITONBACKEND_ResponseOutput(Handle response, Handle* output, const c
       return fail(ALREADY_EXISTS, std::string("the response has an output '") + name + "' already");
     }
   }
-  const auto made = std::make_shared<Output>();
-  made->tensor.name = name;
   made->tensor.datatype = datatype;
-  made->tensor.shape.assign(shape, shape + dims);
   found->outputs.push_back(made);
   *output = add(made);
   return nullptr;
@@ -302,15 +300,13 @@ API Failed TRITONBACKEND_StateNew(Handle* state, Handle request, const char* nam
                                   uint32_t dims) {
   FOUND(Request, found, request);
   GIVEN(state);
-  if (name == nullptr || (shape == nullptr && dims > 0)) return missing(__func__, "name or shape");
+  const auto made = std::make_shared<State>();
+  if (Failed failed = shape_of(__func__, name, shape, dims, &made->tensor)) return failed;
   if (datatype <= INVALID || datatype > LAST_DATATYPE) {
     return fail(INVALID_ARG, std::string(__func__) + ": there is no datatype " + std::to_string(datatype));
   }
-  const auto made = std::make_shared<State>();
   made->reply = found->reply;
-  made->tensor.name = name;
   made->tensor.datatype = datatype;
-  made->tensor.shape.assign(shape, shape + dims);
   *state = add(made);
   std::lock_guard<std::mutex> held(found->lock);
   found->states.push_back(made);

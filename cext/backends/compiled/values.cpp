@@ -84,6 +84,25 @@ size_t datatype_size(int datatype) {
 // what the server takes from a process (ring_reader.pyx)
 const size_t MOST_DIMENSIONS = 64;
 const int64_t LONGEST_DIMENSION = int64_t(1) << 40;
+const uint64_t MOST_ELEMENTS = uint64_t(1) << 48;
+
+const uint64_t MOST_TOLD_DIMENSIONS = 1024;
+const uint64_t MOST_SIZE = uint64_t(1) << 47;
+
+Failed beyond(const char* function, uint64_t size) {
+  if (size < MOST_SIZE) return nullptr;
+  return fail(INVALID_ARG, std::string(function) + ": there are no " + std::to_string(size) + " bytes");
+}
+
+Failed shape_of(const char* function, const char* name, const int64_t* shape, uint64_t dims, Tensor* made) {
+  if (name == nullptr || (shape == nullptr && dims > 0)) return missing(function, "name or shape");
+  if (dims > MOST_TOLD_DIMENSIONS) {
+    return fail(INVALID_ARG, std::string(function) + ": there are no tensors of " + std::to_string(dims) + " dimensions");
+  }
+  made->name = name;
+  made->shape.assign(shape, shape + dims);
+  return nullptr;
+}
 
 bool whole(const Tensor& tensor, std::string* why) {
   uint64_t elements = 1;
@@ -92,14 +111,14 @@ bool whole(const Tensor& tensor, std::string* why) {
     return false;
   }
   for (const int64_t dimension : tensor.shape) {
-    if (dimension < 0 || dimension > LONGEST_DIMENSION || __builtin_mul_overflow(elements, uint64_t(dimension), &elements)) {
+    if (dimension < 0 || dimension > LONGEST_DIMENSION || (elements > 0 && uint64_t(dimension) > MOST_ELEMENTS / elements)) {
       *why = "a dimension is negative or too large";
       return false;
     }
+    elements *= uint64_t(dimension);
   }
-  uint64_t needed = 0;
   if (tensor.datatype != BYTES) {
-    if (__builtin_mul_overflow(elements, uint64_t(datatype_size(tensor.datatype)), &needed)) needed = UINT64_MAX;
+    const uint64_t needed = elements * datatype_size(tensor.datatype);
     if (needed == tensor.size) return true;
     *why = "its shape needs " + std::to_string(needed) + " bytes, its buffer has " + std::to_string(tensor.size);
     return false;
@@ -126,7 +145,8 @@ using namespace compiled;
 
 // ---------------------------------------------------------------- errors
 
-API Failed TRITONSERVER_ErrorNew(int code, const char* text) { return fail(code, text_of(text)); }
+// A code below 0 is none, and would be FINE.
+API Failed TRITONSERVER_ErrorNew(int code, const char* text) { return fail(code < 0 ? int(UNKNOWN) : code, text_of(text)); }
 
 API void TRITONSERVER_ErrorDelete(Failed error) { take<Error>(error); }
 
@@ -151,6 +171,7 @@ API const char* TRITONSERVER_ErrorMessage(Failed error) {
 
 API Failed TRITONSERVER_MessageNewFromSerializedJson(Handle* message, const char* base, size_t size) {
   if (message == nullptr || (base == nullptr && size > 0)) return missing(__func__, "message or base");
+  if (Failed failed = beyond(__func__, size)) return failed;
   *message = add(std::make_shared<Message>(size > 0 ? std::string(base, size) : std::string(), false));
   return nullptr;
 }
@@ -184,7 +205,7 @@ API Handle TRITONSERVER_ParameterNew(const char* name, int type, const void* val
 }
 
 API Handle TRITONSERVER_ParameterBytesNew(const char* name, const void* data, uint64_t size) {
-  if (name == nullptr || (data == nullptr && size > 0)) return nullptr;
+  if (name == nullptr || (data == nullptr && size > 0) || size >= MOST_SIZE) return nullptr;
   const auto made = std::make_shared<Parameter>();
   made->value.name = name;
   made->value.type = RAW;

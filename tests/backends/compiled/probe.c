@@ -459,6 +459,8 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       count(request);
     } else if (strncmp(what, "traced", 6) == 0) {
       traced(request, what + 6);
+    } else if (strncmp(what, "wild", 4) == 0) {
+      wild(instance, request, what + 4);
     } else if (strncmp(what, "watched", 7) == 0) {
       watched(request, what + 7);
     } else if (strcmp(what, "ask") == 0) {

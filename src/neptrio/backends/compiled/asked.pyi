@@ -3,6 +3,7 @@ from typing import Any
 
 LEVELS: int
 MEMORY: tuple[Any, ...]
+MOST_BYTES: Any
 SUBJECTS: tuple[Any, ...]
 
 class Asking: ...
