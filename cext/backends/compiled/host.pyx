@@ -236,7 +236,7 @@ cdef class Host:
             response = InferenceResponse(error=error_of(code, text))
             if entry.sender is None:
                 made.append(response)
-            else:
+            elif not entry.sender._channel.closed:  # by a response before
                 entry.sender.send(response, 1)
         return None if self.decoupled else made
 

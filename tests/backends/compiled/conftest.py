@@ -81,6 +81,8 @@ def server(
     )
     write_model(folder, "levels", TEXT + ONE + levels)
     write_model(folder, "stream", TEXT + ONE + "model_transaction_policy { decoupled: true }")
+    together = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 30000000 } "
+    write_model(folder, "streams", TEXT + ONE + together + "model_transaction_policy { decoupled: true }")
     state = '{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] initial_state: '
     state += '{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
     write_model(folder, "sum", TEXT + ONE + f"sequence_batching {{ state [ {state} ] }}")

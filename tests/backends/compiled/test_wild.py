@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.compiled.asking import asked, text_of
+from tests.support.server import ServerProcess
+from tests.support.streams import Answers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -50,3 +54,14 @@ def test_an_answer_that_cannot_be(client: Any, what: str, status: str, message: 
     with pytest.raises(InferenceServerException) as failed:
         asked(client, f"wild {what}")
     assert (failed.value.status(), failed.value.message()) == (status, message)
+
+
+def test_the_rest_of_a_batch_is_refused_when_one_is_answered(server: ServerProcess) -> None:
+    made = grpc.InferInput("IN", [1, 1], "INT32")
+    made.set_data_from_numpy(np.array([[5]], np.int32))
+    with grpc.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
+        for id in "ab":
+            client.async_stream_infer("streams", [made], request_id=id, parameters={"do": "refuse the rest"})
+        first, second = answers.next(), answers.next()
+    assert first.as_numpy("TEXT")[0, 0] == b"the first"
+    assert second.message().endswith("not today")
