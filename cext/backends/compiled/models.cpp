@@ -31,9 +31,8 @@ API Failed TRITONBACKEND_MemoryManagerAllocate(Handle manager, void** buffer, in
 API Failed TRITONBACKEND_MemoryManagerFree(Handle manager, void* buffer, int type, int64_t id) {
   FOUND(Manager, found, manager);
   if (type == GPU) return free_on_device(__func__, id, buffer);
-  if (type == CPU_PINNED && free_locked(buffer)) return nullptr;
   if (type != CPU && type != CPU_PINNED) return fail(INVALID_ARG, std::string(__func__) + ": there is no such kind of memory");
-  free(buffer);
+  if (!free_locked(buffer)) free(buffer);
   return nullptr;
 }
 

@@ -1,5 +1,6 @@
 /* Memory of the server's, as `what` says: "memory of N" takes some of GPU N and some that is page-locked, "memory page-locked" only that
- * ("none of a GPU"), "memory back" returns what is kept. Answers with the error, if there is one. */
+ * ("none of a GPU"), "memory back" returns what is kept,
+ * "memory back as the CPU's" what is page-locked as if it were not. Answers with the error, if there is one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,10 @@ void memory(object request, const char* what) {
       device = id;
     }
   }
-  if (strcmp(what, "memory back") == 0) {
+  if (strncmp(what, "memory back", 11) == 0) {
+    const int how = what[11] == 0 ? 1 : 0;
     if (on_device != NULL) fine(TRITONBACKEND_MemoryManagerFree(manager, on_device, 2, device));
-    fine(TRITONBACKEND_MemoryManagerFree(manager, locked, 1, 0));
+    fine(TRITONBACKEND_MemoryManagerFree(manager, locked, how, 0));
     on_device = locked = NULL;
   } else if (*text == 0) {
     fine(TRITONBACKEND_MemoryManagerAllocate(manager, &locked, 1, 0, 100));

@@ -41,6 +41,12 @@ def test_memory_of_a_gpu_and_what_is_page_locked_for_it(client: Any, gpu: FakeGp
     assert (gpu["live_allocations"], gpu["live_pinned"]) == (before, 0)
 
 
+def test_what_is_page_locked_goes_back_as_that_whatever_the_backend_says(client: Any, gpu: FakeGpu) -> None:
+    assert text_of(client, "memory of 1") == ""
+    assert text_of(client, "memory back as the CPU's") == ""
+    assert gpu["live_pinned"] == 0
+
+
 def test_a_gpu_that_is_not_there_or_has_no_room(client: Any, gpu: FakeGpu) -> None:
     missing = "3 TRITONBACKEND_MemoryManagerAllocate: there is no GPU 2 here"
     assert text_of(client, "memory of 2") == missing
