@@ -208,7 +208,7 @@ struct Response : Object {
   static constexpr Kind KIND = Kind::RESPONSE;
   Response() : Object(KIND) {}
   ~Response() override;
-  std::shared_ptr<Reply> reply;
+  std::shared_ptr<Reply> reply;  // null once it is sent
   std::vector<std::shared_ptr<Output>> outputs;
   std::vector<std::shared_ptr<State>> states;
   std::vector<Value> parameters;

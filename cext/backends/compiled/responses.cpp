@@ -216,7 +216,8 @@ API Failed TRITONBACKEND_ResponseSend(Handle response, uint32_t flags, Failed er
     found->error = said ? said->text : "the backend's error is none, or was deleted before";
   }
   found->flags = flags;
-  return send(__func__, found->reply, found, flags);
+  const auto reply = std::move(found->reply);  // which may keep the response, and would be kept by it
+  return send(__func__, reply, found, flags);
 }
 
 static Failed set(const char* function, Handle response, const char* name, Value value) {

@@ -394,6 +394,7 @@ error TRITONBACKEND_ModelInstanceFinalize(object instance) {
 error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, const uint32_t count_) {
   uint32_t i;
   if (strcmp(wanted(requests[0]), "refuse the rest") == 0 && count_ > 1) answer_text(requests[0], "the first");
+  if (strcmp(wanted(requests[0]), "refuse the answered") == 0) answer_at_length(requests[0]);
   if (strncmp(wanted(requests[0]), "refuse ", 7) == 0) return TRITONSERVER_ErrorNew(UNAVAILABLE, "not today");
   for (i = 0; i < count_; i++) {
     object request = requests[i], response;

@@ -19,7 +19,8 @@ void count_down(object request, const char* how);
 void measured(object instance, object request); /* statistics.c */
 void traced(object request, const char* what); /* traces.c */
 void watched(object request, const char* how); /* watched.c */
-void wild(object instance, object request, const char* what); /* wild.c */
+void answer_at_length(object request); /* wild.c */
+void wild(object instance, object request, const char* what);
 void memory(object request, const char* what); /* memory.c */
 void loads(object instance, const char* how); /* concurrent.c */
 void hold(object instance, object request, int milliseconds);

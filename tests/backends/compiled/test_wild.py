@@ -10,6 +10,8 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.compiled.asking import asked, text_of
+from tests.support.memory import resident
+from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.streams import Answers
 from tests.support.waiting import until
@@ -54,6 +56,19 @@ def test_an_answer_that_cannot_be(client: Any, what: str, status: str, message: 
     with pytest.raises(InferenceServerException) as failed:
         asked(client, f"wild {what}")
     assert (failed.value.status(), failed.value.message()) == (status, message)
+
+
+@no_memory_figures
+def test_an_answer_to_a_request_that_is_then_refused_takes_no_memory(client: Any) -> None:
+    def refused(times: int) -> int:
+        for _ in range(times):
+            with pytest.raises(InferenceServerException, match="not today"):
+                asked(client, "refuse the answered")
+        return resident(process)
+
+    process = int(text_of(client, "wild process"))
+    before = refused(20)
+    assert refused(100) - before < 50 << 20  # a MiB each
 
 
 def test_the_rest_of_a_batch_is_refused_when_one_is_answered(server: ServerProcess) -> None:

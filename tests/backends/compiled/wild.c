@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "probe.h"
 
@@ -85,7 +86,23 @@ static void no_code(object request) {
   TRITONSERVER_ErrorDelete(failed);
 }
 
+/* with a MiB */
+void answer_at_length(object request) {
+  const int64_t shape[2] = {1, 1 << 18};
+  object response;
+  fine(TRITONBACKEND_ResponseNew(&response, request));
+  memset(output(response, "OUT", 8, shape, 2, 1 << 20), 1, 1 << 20);
+  fine(TRITONBACKEND_ResponseSend(response, 1, NULL));
+}
+
+static void process(object request) {
+  char text[32];
+  snprintf(text, sizeof text, "%d", (int)getpid());
+  answer_text(request, text);
+}
+
 void wild(object instance, object request, const char* what) {
+  if (strcmp(what, " process") == 0) process(request);
   if (strcmp(what, " memory") == 0) reports(instance, request, false);
   if (strcmp(what, " no memory") == 0) reports(instance, request, true);
   if (strcmp(what, " sizes") == 0) sizes(request);
