@@ -12,6 +12,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -231,6 +232,16 @@ def test_chunks_written_by_hand(
     assert (reply.status, reply.headers["connection"]) == (200, "close"), reply.body
     assert json.loads(reply.body)["model_name"] == "simple"
     assert client.closed()
+
+
+def test_heads_that_follow_each_other_without_pause(client: Http1) -> None:
+    """Each is as long as it is, wherever what was received together ends."""
+    many = 20
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 60_000 + b"\r\n\r\n"
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(client.send, request * many)
+        assert [client.read().status for _ in range(many)] == [200] * many
+        sent.result()
 
 
 @pytest.mark.parametrize(

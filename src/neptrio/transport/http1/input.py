@@ -29,7 +29,7 @@ from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, raise_it
 from neptrio.limits import MAX_HEAD_BYTES
 from neptrio.loop.socket_writer import SocketWriter
-from neptrio.loop.socket_writer_core import RECEIVE_BYTES, received_view
+from neptrio.loop.socket_writer_core import received_view
 from neptrio.service.connections import TurnedAway
 from neptrio.transport.host_header import host_problem
 from neptrio.transport.http1.fast_path import Http1FastPath
@@ -72,7 +72,7 @@ class Http1Input(Carrier, Http1FastPath):
         self._most_body = 0
         self._direct_at = 0
         self._direct_request = ("", "", False)
-        self._head_seen = 0
+        self._head_seen = 0  # bytes since the head under way began; a piece may begin with those of others
         self._beside_body = 0  # bytes since the head or the last part of a chunked body (rule 5)
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
 
@@ -95,6 +95,7 @@ class Http1Input(Carrier, Http1FastPath):
 
     def on_headers_complete(self) -> None:
         self.happens(Event.HEAD_READ)
+        self._head_seen = 0
         self._body = b""
         self.body_received = self._beside_body = 0
         absolute = _ABSOLUTE.match(self.head.url)
@@ -219,14 +220,19 @@ class Http1Input(Carrier, Http1FastPath):
                 return
             end = at + self._piece(data, at)
             self._parse(data[at:end] if end - at < size else data)
-            if self.state == State.BODY and self.head.chunked:
+            if self.state == State.HEAD:
+                # the parser calls nothing back for a header that does not end
+                self._head_seen += end - at
+                if self._head_seen > MAX_HEAD_BYTES + PIECE_BYTES:
+                    self._head_too_large()
+            elif self.state == State.BODY and self.head.chunked:
                 self._beside_body += end - at
                 # a piece may begin with a part of the body
                 if self._beside_body > MAX_HEAD_BYTES + PIECE_BYTES:
                     self._head_too_large()
             at = end
         if size and not self.closing:
-            self._parsed(size)
+            self._parsed()
 
     def _piece(self, data: Any, at: int) -> int:
         """How many bytes to parse before checking for room again: a head, or a body of many bytes."""
@@ -272,15 +278,8 @@ class Http1Input(Carrier, Http1FastPath):
         if len(rest) and not self.closing:
             self._parse(rest)
 
-    def _parsed(self, size: int) -> None:
-        """Checks the current message after `size` received bytes were parsed."""
-        if self.state == State.HEAD:
-            # the parser calls nothing back for a header that does not end
-            self._head_seen += size
-            if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
-                self._head_too_large()
-            return
-        self._head_seen = 0
+    def _parsed(self) -> None:
+        """Goes on with the current message after received bytes were parsed."""
         if self.state != State.BODY:
             return
         if self.continue_due:
