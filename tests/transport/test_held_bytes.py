@@ -258,6 +258,38 @@ def test_answers_that_wait_for_an_earlier_one(gate: Gate, tmp_path: Path, header
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["http1", "http1-front-end"])
+def test_heads_of_requests_that_wait(gate: Gate, tmp_path: Path, name: str) -> None:
+    """On one connection, behind a request whose model sleeps: they count as long as those are not answered."""
+    road = Road(name, tmp_path / "models", tmp_path, "--max-held-bytes=1000000")
+    body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}]})
+    large = {"X": "a" * 50_000}
+    many = 40
+
+    def status() -> int:
+        with road.http() as other:
+            return other.finish(other.start("GET", "/v2", b"", large)).status
+
+    try:
+        client = road.http()
+        client.start("POST", PATH, body.encode())
+        gate.started()
+        assert status() == 200
+        for _ in range(many):
+            client.start("POST", PATH, body.encode(), large)
+        until(lambda: status() == 503, "there is no room")
+        gate.go("k" * (many + 1))
+        replies = [client.finish(0).status]
+        while replies[-1] == 200 and len(replies) <= many:
+            replies.append(client.finish(0).status)
+        assert replies[0] == 200 and replies[-1] in (200, 503)
+        until(lambda: status() == 200, "there is room again")
+    finally:
+        gate.go("k" * 8)
+        road.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [road for road in ROADS if "stream" in road])
 def test_answers_of_calls_that_nobody_reads(tmp_path: Path, name: str) -> None:
     write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})

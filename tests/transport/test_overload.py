@@ -165,7 +165,7 @@ def test_a_body_that_does_not_fit_what_all_may_hold(repository: Path, kind: str,
 @pytest.mark.slow
 @without_front_ends
 def test_bodies_of_several_clients_count_together(repository: Path) -> None:
-    with start(repository, "lean", "--max-held-bytes=4000000") as server:
+    with start(repository, "lean", "--max-held-bytes=4100000") as server:
         with client(server, "lean") as one, client(server, "lean") as two:
             assert isinstance(one, Http1)
             one.send(

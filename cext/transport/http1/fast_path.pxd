@@ -13,7 +13,7 @@ cdef class ExchangeCore(Responder):
     cdef public list output          # bytes written that were not yet moved to the connection
     cdef public bint complete        # nothing more will be written
     cdef public bint keep_alive
-    cdef public Py_ssize_t held      # bytes of the request's body, and those that wait
+    cdef public Py_ssize_t held      # bytes of the request's body, of its head where that is kept, and those that wait
     cdef readonly Py_ssize_t waits   # bytes of the output, while earlier requests are not answered (rule 7)
     cdef Py_ssize_t counted          # buffers of the output that these are
     cdef public object turn          # Event for whoever waits until this is the oldest, or None  # type: trio.Event | None
@@ -45,7 +45,7 @@ cdef class Http1FastPath(Connection):
     cdef public object exchanges     # deque, oldest first  # type: deque[ExchangeCore]
     cdef public list ready           # bytes to be sent at the next flush
     cdef public bint moved           # output of the oldest exchange was moved; set back by who looks at it
-    cdef public Py_ssize_t held      # bytes of the exchanges' bodies, and of answers that wait for earlier ones
+    cdef public Py_ssize_t held      # bytes of the exchanges' heads and bodies, and of answers that wait for earlier ones
     cdef public int64_t max_body
     cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests

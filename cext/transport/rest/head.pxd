@@ -10,7 +10,7 @@ cdef class RequestHead:
     cdef readonly bint chunked
     cdef readonly int64_t content_length     # -1 without Content-Length
     cdef public int64_t receive_start      # when the message's first byte came, CLOCK_MONOTONIC ns
-    cdef int64_t head_bytes
+    cdef readonly int64_t head_bytes         # of its texts, and what keeping them takes beside
     cpdef int clear(self) except -1
     cpdef int add(self, bytes name, bytes value) except -1
     cpdef int aim(self, bytes host, bytes path) except -1

@@ -7,7 +7,7 @@ of it. Everybody who holds bytes can say how many; adding them up is left for mo
 Rules:
  1. A source is a function that says what its owner holds now: bodies from when they were let in until they are answered (what
     has not come is counted, or others would be given its room), what they were inflated to, answers that clients have not read,
-    headers of open HTTP/2 streams, and what messages take in queues beside their bytes.
+    headers of open HTTP/2 streams and of HTTP/1.1 requests that are not answered, and what messages take in queues beside their bytes.
  2. A total is good for GOOD_NS; what was let in and answered since is added to it. It is made anew only where something is to
     be let in.
  3. Every road has exactly one place that counts: our own HTTP/1.1 connection and the gRPC connection count their own

@@ -16,7 +16,7 @@ Rules:
  3. A malformed request gets 400, 408, 413 or 431 where an answer is still possible; then the connection is closed, and
     nothing after that request is read.
  4. Whatever a connection raises concerns that connection only.
- 5. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by MAX_EXCHANGES and the
+ 5. Memory is bounded: each head by the head limit, bodies by --http-max-input-size, exchanges by MAX_EXCHANGES and the
     bytes they hold, of answers that wait for earlier ones, too; while a peer does not read its answers, its requests are not read.
  6. Time is bounded: a request must be complete within the request timeout plus the time that its bytes take at
     MIN_BYTES_PER_SECOND, from when it began and all before it were answered: until then its client may wait for a 100. A peer that takes nothing of its answers for as long as the request timeout is cut off
@@ -77,6 +77,8 @@ class Http1Connection(Http1Input):
     def held_bytes(self) -> int:
         """Bytes of unanswered requests, of those being received, and of answers that were not sent or not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
+        if self.state in (State.HEAD, State.BODY, State.DIRECT):  # of a whole request its exchange counts it
+            coming += self.head.head_bytes
         coming += len(self.partial or b"") + len(self.later or b"")
         ready = sum(memoryview(buffer).nbytes for buffer in self.ready)
         return self.held + coming + ready + int(self.writer.pending)
@@ -92,9 +94,9 @@ class Http1Connection(Http1Input):
         exchange = Exchange(self, method, self.head.url.decode("latin-1"), version, keep_alive)
         if not keep_alive:
             self.happens(Event.NO_MORE)
-        exchange.held = len(body)
+        exchange.held = len(body) + self.head.head_bytes
         if self.access is not None:
-            exchange.logged(self.access, self.head, exchange.held)
+            exchange.logged(self.access, self.head, len(body))
         self.held += exchange.held
         self.exchanges.append(exchange)
         exchange.dispatch(self.head, body)

@@ -118,7 +118,8 @@ class Http1Input(Carrier, Http1FastPath):
         self._let_in = DIRECT_BYTES
         if self.head.content_length > DIRECT_BYTES:
             self._let_in = self.head.content_length
-            self._take(self.head.content_length)
+        if max(self.head.head_bytes, self.head.content_length) > DIRECT_BYTES:
+            self._take(self.head.head_bytes + max(0, self.head.content_length))
         expect = self.head.get(b"expect") or b""
         self.continue_due = expect.lower() == b"100-continue" and self._parser.get_http_version() != "1.0"
 
@@ -142,7 +143,7 @@ class Http1Input(Carrier, Http1FastPath):
         )
 
     def _take(self, size: int) -> None:
-        """Takes a body's bytes from the budget of all connections."""
+        """Takes bytes of a request from the budget of all connections."""
         if self.port.counted:
             self._held.take(size)
 
