@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport FrontChannel
+from neptrio.frontend.slow_inputs cimport SlowInputs
 from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder, Tensor
 
 cdef class Open:
@@ -11,6 +12,8 @@ cdef class Open:
     cdef EngineSide end
     cdef uint64_t id
     cdef object key                  # the same as an object
+    cdef uint32_t flags              # of its message
+    cdef dict left                   # what of its inputs a worker takes up (slow_inputs); None: nothing
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
     cdef list when_room              # called when there is room again; None: nobody waits
     cdef object client               # what limits of client addresses count it as; None: nothing
@@ -23,6 +26,7 @@ cdef class EngineSide(FrontChannel):
     cdef object host
     cdef readonly dict open          # id -> InferRequest  # type: dict[int, InferRequest]
     cdef dict streams                # id -> Stream
+    cdef SlowInputs slow             # of the message that is read, and who waits for those of others
     cdef list leaving                # requests whose clients have left, until dispatch()
     cdef readonly int64_t begun      # before the front end was: nothing came earlier
     cdef object loop_pass
@@ -31,6 +35,7 @@ cdef class EngineSide(FrontChannel):
     cdef Responder grpc
     cdef int let_send(self, Open open_) except -1
     cdef int received_request(self, uint64_t id) except -1
+    cdef int admit(self, InferRequest request, Open open_) except -1
     cdef int refuse(self, Open open_, InferRequest request, error) except -1
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1

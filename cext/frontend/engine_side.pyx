@@ -13,12 +13,15 @@ Rules:
  6. A trace ends when its answer was given to the front end, which sends it. What is made for a front end that has ended
     was not sent.
  7. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
+ 8. Inputs that take long to take up are left to a worker (cext/frontend/slow_inputs). Their request is in `open` meanwhile; one
+    whose client leaves is not admitted any more.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.frontend.channel cimport FrontChannel
 from neptrio.frontend.kinds cimport *
+from neptrio.frontend.slow_inputs cimport LentStrings, SlowInputs, take_up
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
     COMPUTE_END,
@@ -39,6 +42,7 @@ from neptrio.request.infer_request cimport (
     Tensor,
     now_ns,
 )
+from neptrio.rings.channel cimport Channel
 from neptrio.rings.packet cimport MessageWriter, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
 
@@ -47,7 +51,7 @@ import json
 import logging
 
 from neptrio.codec.outputs import select, selects_slowly
-from neptrio.errors import Code, Internal, Reason, TritonError
+from neptrio.errors import Cancelled, Code, Internal, Reason, TritonError
 from neptrio.foreign import type_name
 from neptrio.execution.admission import GRPC_ONE_RESPONSE, HTTP_ONE_RESPONSE
 from neptrio.rings.message import Violation
@@ -61,6 +65,7 @@ cdef enum:
     ROOM_BYTES = 4194304     # of responses to one request that a client has not taken, before its model waits
     OF_RESPONSE = 1024       # counted for a response in addition to its outputs
     FEW_INPUTS = 16          # a list for so many is made at once
+    OF_STRINGS = 4           # a byte of strings takes as long as so many of a region: their lengths are walked over
 
 CODES = list(Code)  # type: list[Code]
 REASONS = list(Reason)  # type: list[Reason]
@@ -111,7 +116,8 @@ class Stream:
 
 
 cdef class EngineSide(FrontChannel):
-    """See the module's text. `host` has select_later(end, open, request, response, final), which calls selected()."""
+    """See the module's text. `host` has select_later(end, request, response, final), which calls selected(), and
+    take_up_later(end, request), which has a worker call take_up() and then calls taken_up()."""
 
     def __init__(self, segment, layout, bell, late, services, host):
         # type: (Segment, Layout, Callable[[], None], Callable[[], None], ..., ...) -> None
@@ -121,6 +127,7 @@ cdef class EngineSide(FrontChannel):
         self.host = host
         self.open = {}
         self.streams = {}
+        self.slow = SlowInputs()
         self.leaving = []
         self.begun = now_ns()
         self.loop_pass = services.loop.loop_pass
@@ -200,16 +207,10 @@ cdef class EngineSide(FrontChannel):
         request = InferRequest.__new__(InferRequest)
         request.context = open_
         request.responder = self.grpc if flags & GRPC else self.http
+        open_.flags = flags
         try:
             self.read_into(request, flags, open_)
             self.finish()
-            if flags & GRPC:  # whose own port reads the message before it looks the model up, too
-                self.admission.find(request, GRPC_ONE_RESPONSE if flags & ONE_RESPONSE else None)
-            if not self.admission.tracer.tracing:
-                request.timestamps[<int>RECV_START] = request.timestamps[<int>RECV_END] = 0
-            self.open[key] = request
-            self.admission.submit(request)
-            return 0
         except TritonError as found:
             error = found
         except Violation:
@@ -217,8 +218,63 @@ cdef class EngineSide(FrontChannel):
         except Exception as found:
             log.exception("a request of model '%s' failed", request.model_name)
             error = Internal(f"internal error: {type_name(found)}")
-        self.refuse(open_, request, error)
+        left, self.slow.left = self.slow.left, None
+        if error is not None:
+            return self.refuse(open_, request, error)
+        if left is None and not self.slow.lines:
+            return self.admit(request, open_)
+        open_.left = left
+        if self.slow.waits(request):
+            self.open[key] = request
+        elif left is None:
+            self.admit(request, open_)
+        else:
+            self.open[key] = request
+            self.slow.started(request)
+            self.host.take_up_later(self, request)
         return 0
+
+    cdef int admit(self, InferRequest request, Open open_) except -1:
+        """Admits a request that has been read, or refuses it."""
+        error = None
+        try:
+            if open_.flags & GRPC:  # whose own port reads the message before it looks the model up, too
+                self.admission.find(request, GRPC_ONE_RESPONSE if open_.flags & ONE_RESPONSE else None)
+            if not self.admission.tracer.tracing:
+                request.timestamps[<int>RECV_START] = request.timestamps[<int>RECV_END] = 0
+            self.open[open_.key] = request
+            self.admission.submit(request)
+            return 0
+        except TritonError as found:
+            error = found
+        except Exception as found:
+            log.exception("a request of model '%s' failed", request.model_name)
+            error = Internal(f"internal error: {type_name(found)}")
+        return self.refuse(open_, request, error)
+
+    def take_up(self, InferRequest request not None):
+        """Takes up what received_request() has left of a request. Any thread may call it. Raises TritonError."""
+        take_up(request, (<Open>request.context).left)
+
+    def taken_up(self, InferRequest request not None, error):
+        # type: (..., Exception | None) -> InferRequest | None
+        """A worker has called take_up(), which failed with `error`, or there was nothing for it to do. Admits the request, or refuses
+        it; returns the one whose turn it is then, None: no one has waited."""
+        cdef Open open_ = <Open>request.context
+        open_.left = None
+        if self.closed:
+            return None
+        if error is None and request.cancelled:
+            error = Cancelled()
+        if error is None:
+            self.admit(request, open_)
+        else:
+            self.refuse(open_, request, error)
+        return self.slow.next(request)
+
+    def is_slow(self, InferRequest request not None) -> bool:
+        """Whether there is something to do for take_up()."""
+        return (<Open>request.context).left is not None
 
     cdef int refuse(self, Open open_, InferRequest request, error) except -1:
         response = InferResponse(None, error.with_traceback(None))
@@ -297,6 +353,7 @@ cdef class EngineSide(FrontChannel):
                 request.outputs.append(output)
         if not flags & GRPC and not self.reader.bad:
             self.admission.find(request, HTTP_ONE_RESPONSE if flags & ONE_RESPONSE else None)
+        self.slow.begin()
         count = read_u32(&self.reader)
         inputs = [None] * count if count <= FEW_INPUTS else []  # as it says, which need not be so
         for i in range(count):
@@ -319,8 +376,22 @@ cdef class EngineSide(FrontChannel):
         cdef str region = read_text(&self.reader)
         cdef uint64_t offset = read_u64(&self.reader)
         cdef uint64_t size = read_u64(&self.reader)
+        cdef Tensor made
         self.finish()
-        return self.services.shared_memory.input_tensor(name, dtype, shape, region, offset, size)
+        memory = self.services.shared_memory
+        if not memory.system.has(region) or not self.slow.too_slow(size):  # the host sees no bytes of other regions
+            return memory.input_tensor(name, dtype, shape, region, offset, size)
+        made = Tensor.__new__(Tensor)
+        self.slow.leave(made, memory.input_reader(name, dtype, shape, region, offset, size))
+        return made
+
+    cdef int place(self, Tensor tensor, const char* data, uint64_t nbytes) except -1:
+        cdef LentStrings lent
+        if tensor.dtype != DT_BYTES or self.private or not self.slow.too_slow(OF_STRINGS * nbytes):
+            return Channel.place(self, tensor, data, nbytes)
+        lent = LentStrings.__new__(LentStrings)
+        lent.tensor, lent.owner, lent.data, lent.nbytes = tensor, self.owner, data, nbytes
+        return self.slow.leave(tensor, lent)
 
     # ------------------------------------------------------------ out
 
@@ -465,6 +536,7 @@ cdef class EngineSide(FrontChannel):
             except Exception:
                 log.exception("a request of a front end that has ended could not be cancelled")
         self.open = {}
+        self.slow = SlowInputs()
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             try:

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from contextlib import ExitStack, aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -170,6 +171,28 @@ class FrontEndSession:
             error = Internal(f"internal error: {type(found).__name__}")
         end.selected(request, response, final, error)
         services.loop.loop_pass.end()
+
+    def take_up_later(self, end: EngineSide, request: InferRequest) -> None:
+        """Has a worker take up inputs, and then those of the requests that wait for it."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._take_up, end, request)
+
+    async def _take_up(self, end: EngineSide, request: InferRequest | None) -> None:
+        services = self.fronts.services
+        while request is not None:
+            error: TritonError | None = None
+            try:
+                if end.is_slow(request):
+                    await services.workers.run(partial(end.take_up, request), self)
+                else:
+                    await trio.lowlevel.checkpoint()
+            except TritonError as found:
+                error = found
+            except Exception as found:
+                log.exception("reading inputs failed")
+                error = Internal(f"internal error: {type(found).__name__}")
+            request = end.taken_up(request, error)
+            services.loop.loop_pass.end()
 
     # ------------------------------------------------------------ from start to end
 
