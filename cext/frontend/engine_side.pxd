@@ -19,6 +19,7 @@ cdef class Open:
     cdef object client               # what limits of client addresses count it as; None: nothing
     cdef list given                  # [Tensor] as the message had them, if that lies in the front end's memory; else None
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
+    cdef bint selected               # the response that is sent is one that a worker has classified
 
 cdef class EngineSide(FrontChannel):
     cdef Admission admission

@@ -19,6 +19,7 @@ Rules:
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from neptrio.execution.batch cimport hand_over
 from neptrio.frontend.channel cimport FrontChannel
 from neptrio.frontend.kinds cimport *
 from neptrio.frontend.slow_inputs cimport LentStrings, SlowInputs, take_up
@@ -406,7 +407,7 @@ cdef class EngineSide(FrontChannel):
         if open_.line is not None:
             open_.line.append((response, final))
             return 0
-        if request.outputs is not None and response.error is None and not response.null:
+        if request.outputs is not None and response.error is None and not response.null and not open_.selected:
             if selects_slowly(request, response):
                 open_.line = deque()
                 if request.trace is not None:
@@ -429,9 +430,11 @@ cdef class EngineSide(FrontChannel):
             response.error = error.with_traceback(None)
         line, open_.line = open_.line, None
         if not self.closed:
-            self.answer(open_, request, response, final)
+            open_.selected = True
+            hand_over(request.responder, request, response, final)
+            open_.selected = False
         for response, final in line:
-            self.respond(request, response, final)
+            hand_over(request.responder, request, response, final)
         if request.trace is not None:
             (<Trace>request.trace).release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from neptrio.errors import InvalidArgument, Overloaded
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
 from neptrio.observe.trace_sampler import Sampler
-from neptrio.request.infer_request import DataType, InferRequest, InferResponse, RequestedOutput, Tensor
+from neptrio.request.infer_request import (
+    DataType,
+    InferRequest,
+    InferResponse,
+    MemoryKind,
+    RequestedOutput,
+    Tensor,
+    tensor_at,
+)
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from tests.support.fronts import FrontPair
 
@@ -169,6 +178,25 @@ def test_a_response_that_a_transport_cannot_take_is_an_error(pair: FrontPair, lo
     assert (str(error.error), final) == ("internal error: ValueError", True)
     assert good.id == "other" and good.error is None
     assert pair.front.under_way == 0 and not pair.violations
+
+
+def test_a_response_that_is_lost_behind_a_worker_is_an_error(pair: FrontPair) -> None:
+    """One output was classified by a worker, and another lies on a GPU that has failed meanwhile."""
+    given: list[Any] = []
+    pair.engine_host.select_later = lambda *what: given.append(what)
+    wanted = RequestedOutput("OUT")
+    wanted.class_count = 1
+    pair.request(from_numpy("IN", LARGE), outputs=[wanted, RequestedOutput("TEXT")], id="a")
+    pair.turn()
+    (request,) = pair.directory.scheduler.requests
+    on_gpu = tensor_at("TEXT", DataType.DT_BYTES, (1,), 4096, 4, None, MemoryKind.GPU_MEMORY)
+    complete(request, InferResponse([from_numpy("OUT", LARGE), on_gpu]), True)
+    ((end, *asked),) = given
+    end.selected(*asked, None)
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert final and response.id == "a" and "GPU 0, which is not open" in str(response.error)
+    assert pair.front.under_way == pair.engine.under_way == 0
 
 
 def test_a_request_that_the_engine_cannot_take_is_answered(pair: FrontPair) -> None:
