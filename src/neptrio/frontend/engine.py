@@ -62,7 +62,8 @@ class FrontEnds:
         self._repository = repository
         self._listeners = [listener for listener in (http, grpc) if listener is not None]
         address = str(http.getsockname()[0]) if http is not None else ""
-        self.verbs = ForwardedVerbs(services, verbs, address, self.announce)
+        self.verbs = ForwardedVerbs(services, verbs, address)
+        verbs.changes.announce = self.announce
         self.template = Template(services.settings)
         self.counts, self._counts_descriptor = ConnectionCounts.create(services.settings.frontends)
         self._sessions: list[FrontEndSession | None] = [None] * services.settings.frontends

@@ -3,7 +3,8 @@
 Rules:
  1. The app and the handlers are those of the engine's own ports, with the same checks of origin, tokens, restrictions
     and models, and the same audit log.
- 2. Before a change of models or of trace settings is answered, every front end knows of it (`announce`).
+ 2. Before a change of models or of settings is answered, every front end knows of it: the app and the handlers see to that,
+    here as at the engine's own ports (service.changes).
 """
 
 from __future__ import annotations
@@ -40,28 +41,20 @@ from neptrio.transport.grpc.status import (
 )
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.guards import always_answered, refuse
 from neptrio.transport.rest.times import RECEIVED
 
 log = logging.getLogger("neptrio.frontend")
 
-# what may change what front ends know of models, traces and the log
-CHANGING = ("repository_load", "repository_unload", "label_setting", "trace_setting", "logging")
-CHANGING_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")
-
-Announce = Callable[[], Awaitable[None]]
-
 
 class ForwardedVerbs:
     """What is the same for all front ends."""
 
-    def __init__(self, services: Services, verbs: Verbs, http_address: str, announce: Announce) -> None:
+    def __init__(self, services: Services, verbs: Verbs, http_address: str) -> None:
         settings = services.settings
         self.services = services
         self._verbs = verbs
-        self.announce = announce
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(http_address))
         self.http_policy = http_policy(settings, services.tokens)
         self.app = RestApp(services, verbs.at(http_address), self.http_policy, origins)
@@ -139,8 +132,6 @@ class HttpCall:
         certificate = certificate_of(told["certificate"])
         if certificate is not None:
             self._scope[CERTIFICATE] = certificate
-        route = routes.match(self._scope["method"], told["raw_path"])
-        self._changes = route is not None and route.verb in CHANGING
 
     def came(self, kind: int, payload: bytes) -> None:
         """A frame of the front end."""
@@ -194,8 +185,6 @@ class HttpCall:
 
     async def _send(self, event: dict[str, Any]) -> None:
         if event["type"] == "http.response.start":
-            if self._changes:
-                await self._verbs.announce()
             told = {"status": event["status"], "headers": texts(event["headers"])}
             self._frames.send_json(Kind.HEADERS, self._number, told)
             return
@@ -250,7 +239,6 @@ class GrpcCall:
         self.deadline = None if left is None else Deadline.from_timeout(float(left))
         self.peer = Peer(str(told["peer"]))
         self.user_agent = dict(self._headers).get(b"user-agent", b"").decode("latin-1")
-        self._changes = self._path.rpartition("/")[2] in CHANGING_CALLS
 
     def came(self, kind: int, payload: bytes) -> None:
         """A frame of the front end."""
@@ -294,8 +282,6 @@ class GrpcCall:
 
     async def send_message(self, message: Any) -> None:
         """Sends a reply message; waits while the client is too far behind."""
-        if self._changes:
-            await self._verbs.announce()
         await self._room.take()
         self._frames.send(Kind.MESSAGE, self._number, bytes(message))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from neptrio.service.changes import Changes
 
 if TYPE_CHECKING:
     from neptrio.codec.inflate_budget import InflateBudget
@@ -64,6 +66,7 @@ class Verbs:
     recent_log: RecentLog
     cache: Cache | None
     custom_metrics: CustomMetrics
+    changes: Changes = field(default_factory=Changes)
 
     def at(self, host: str) -> Verbs:
         """The same for clients that come by a listener on `host`, "" for a Unix socket: what they may do depends on it."""

@@ -95,12 +95,14 @@ class InferenceHandlers(v2.GrpcInferenceServiceBase):
         for key, value in message.settings.items():
             given = (value.bool_param, value.uint32_param, value.string_param)
             changes[key] = next((v for v in given if v is not None), None)
-        settings = self._verbs.logging.update(changes, "grpc")
+        async with self._verbs.changes.changed():
+            settings = self._verbs.logging.update(changes, "grpc")
         return v2.LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
 
     async def trace_setting(self, message: Any) -> v2.TraceSettingResponse:
         given = {key: list(setting.value) for key, setting in message.settings.items()}
-        settings = await self._verbs.trace.update(given, message.model_name, "grpc")
+        async with self._verbs.changes.changed():
+            settings = await self._verbs.trace.update(given, message.model_name, "grpc")
         return v2.TraceSettingResponse(
             settings={
                 key: v2.TraceSettingResponseSettingValue(value=value if isinstance(value, list) else [value])
@@ -131,9 +133,10 @@ class InferenceHandlers(v2.GrpcInferenceServiceBase):
                 raise InvalidArgument(
                     f"invalid value type for load parameter '{shown(key)}', expected {kind}."
                 )
-        await self._verbs.repository.load(
-            message.model_name, parameters, message.repository_name, stream.caller
-        )
+        async with self._verbs.changes.changed():
+            await self._verbs.repository.load(
+                message.model_name, parameters, message.repository_name, stream.caller
+            )
         await stream.send_message(v2.RepositoryModelLoadResponse())
 
     async def repository_model_unload(self, message: Any) -> v2.RepositoryModelUnloadResponse:
@@ -145,7 +148,8 @@ class InferenceHandlers(v2.GrpcInferenceServiceBase):
                         "invalid value type for 'unload_dependents' parameter, expected bool_param."
                     )
                 dependents = value.bool_param
-        await self._verbs.repository.unload(message.model_name, dependents, message.repository_name)
+        async with self._verbs.changes.changed():
+            await self._verbs.repository.unload(message.model_name, dependents, message.repository_name)
         return v2.RepositoryModelUnloadResponse()
 
     def _memory(self) -> Any:

@@ -180,7 +180,9 @@ class ControlRoutes:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(self._verbs.logging.settings())]
         changes = members(await self._document(scope, await self._body(scope, receive)))
-        return 200, JSON, [dump_json(self._verbs.logging.update(changes))]
+        async with self._verbs.changes.changed():
+            settings = self._verbs.logging.update(changes)
+        return 200, JSON, [dump_json(settings)]
 
     def _regions(self, route: routes.Route, change: bool = False) -> Any:
         """The shared memory that a verb is about. Raises TritonError where it may not be used."""
@@ -214,7 +216,9 @@ class ControlRoutes:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(trace.settings(route.model))]
         given = members(await self._document(scope, await self._body(scope, receive)))
-        return 200, JSON, [dump_json(await trace.update(given, route.model))]
+        async with self._verbs.changes.changed():
+            settings = await trace.update(given, route.model)
+        return 200, JSON, [dump_json(settings)]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         traces = self._verbs.trace.recent(scope["query_string"].decode("latin-1"))
@@ -268,7 +272,8 @@ class ControlRoutes:
 
     async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters = _well_placed(*await self._load_parameters(scope, receive))
-        await self._verbs.repository.load(route.model, parameters, route.repository, scope.get(CLIENT))
+        async with self._verbs.changes.changed():
+            await self._verbs.repository.load(route.model, parameters, route.repository, scope.get(CLIENT))
         return 200, JSON, []
 
     async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -279,7 +284,9 @@ class ControlRoutes:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(await repository.names(route.model))]
         given = members(await self._document(scope, await self._body(scope, receive)))
-        return 200, JSON, [dump_json(await repository.set_names(route.model, given, scope.get(CLIENT)))]
+        async with self._verbs.changes.changed():
+            names = await repository.set_names(route.model, given, scope.get(CLIENT))
+        return 200, JSON, [dump_json(names)]
 
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters = _well_placed(*await self._load_parameters(scope, receive))
@@ -288,7 +295,8 @@ class ControlRoutes:
             raise InvalidArgument(
                 "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
             )
-        await self._verbs.repository.unload(route.model, dependents, route.repository)
+        async with self._verbs.changes.changed():
+            await self._verbs.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
 
 
