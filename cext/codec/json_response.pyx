@@ -13,6 +13,7 @@ from neptrio.codec.json_tensor cimport print_elements, print_large
 from neptrio.codec.json_writer cimport Writer
 from neptrio.request.infer_request cimport InferRequest, InferResponse, RequestedOutput, Tensor, same_name
 
+from neptrio.codec.unsendable import unsendable
 from neptrio.datatypes import NAME
 
 cdef dict _NAME = NAME
@@ -108,12 +109,20 @@ cdef RequestedOutput _wanted(list outputs, str name):
 cpdef tuple encode_response(InferRequest request, InferResponse response, bint binary_default, bint later=False,
                             Stop stop=None):
     # type: (..., ..., ..., ..., ...) -> tuple[bytes, list[Tensor] | None, int] | None
-    """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument.
+    """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument, and Internal for
+    texts of a model's that are no Unicode.
 
     The tensors are None when no output is binary. The header Inference-Header-Content-Length must be sent when the
     total is not 0. Returns None with `later` when printing takes too long for the trio thread: call it once more
     then, on a worker thread, with `stop`. Raises Cancelled after stop.ask().
     """
+    try:
+        return encoded(request, response, binary_default, later, stop)
+    except UnicodeEncodeError as error:
+        raise unsendable(response, error, "surrogateescape") from None
+
+
+cdef tuple encoded(InferRequest request, InferResponse response, bint binary_default, bint later, Stop stop):
     cdef Writer w
     cdef Tensor t
     cdef _Printed printed

@@ -22,8 +22,9 @@ from neptrio.codec.protobuf cimport (
 from neptrio.request.infer_request cimport GPU_MEMORY, InferResponse, Tensor
 from neptrio.codec.proto_parameter cimport put_parameter
 
+from neptrio.codec.unsendable import unsendable
 from neptrio.datatypes import NAME
-from neptrio.errors import Code, Reason, TritonError
+from neptrio.errors import Code, TritonError
 
 cdef enum:
     INLINE_TENSOR = 32768     # bytes; larger tensors become buffers of their own
@@ -83,16 +84,6 @@ cdef int put_output_head(Out* head, Tensor t) except -1:
 cdef inline Py_ssize_t wire_size(Tensor t) noexcept:
     """The bytes that a tensor takes in raw_output_contents; none when it is in a registered device region."""
     return 0 if t.memory_kind == GPU_MEMORY else t.nbytes
-
-
-cdef object unsendable(InferResponse response, object error):
-    """The error for a response that protobuf cannot carry: integers beyond 64 bits, text with a lone surrogate."""
-    cdef str what = f"a name or a parameter is not valid Unicode: {error}"
-    if isinstance(error, OverflowError):
-        what = "a parameter is an integer beyond 64 bits"
-    return TritonError(
-        f"the response of model '{response.model_name}' cannot be sent over gRPC: {what}",
-        Code.INTERNAL, Reason.BACKEND)
 
 
 cpdef list encode_response(InferResponse response, bint streamed=False, bint final=True):

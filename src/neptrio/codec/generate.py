@@ -16,6 +16,7 @@ from neptrio.codec.json_reader import ArrayText, Stop, load
 from neptrio.codec.json_request import add_parameter
 from neptrio.codec.json_tensor import tensor_json, tensor_of
 from neptrio.codec.json_writer import dump
+from neptrio.codec.unsendable import unsendable
 from neptrio.errors import InvalidArgument, meant
 from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
@@ -89,8 +90,16 @@ def _tensor(
 def encode(response: InferResponse, stop: Stop | None = None) -> bytes:
     """A response as a JSON object: id first, then every other key in alphabetical order.
 
-    With `stop` this is called on a worker's thread; raises Cancelled after stop.ask().
+    With `stop` this is called on a worker's thread; raises Cancelled after stop.ask(). Raises TritonError for texts of a
+    model's that are no Unicode.
     """
+    try:
+        return _encoded(response, stop)
+    except UnicodeEncodeError as error:
+        raise unsendable(response, error, "surrogateescape") from None
+
+
+def _encoded(response: InferResponse, stop: Stop | None) -> bytes:
     entries: dict[str, bytes] = {
         "model_name": dump(response.model_name),
         "model_version": dump(response.model_version),
