@@ -407,8 +407,8 @@ class IsolatedInstance(BackendInstance):
             except Exception as refused:
                 self._fail(batch, self.describe_failure(refused))
 
-    def _give_up(self, why: str = "") -> None:
-        """The next process could not be started: why, "" where none is wanted any more. Trio thread."""
+    def _give_up(self, why: str | None = None) -> None:
+        """The next process could not be started: why, None where none is wanted any more. Trio thread."""
         self._between = False
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
@@ -416,7 +416,7 @@ class IsolatedInstance(BackendInstance):
         self.on_state_lost(self._failure())
         self.on_health()
         refuse_circles()
-        if why:  # last: whoever reads it finds the model as it says
+        if why is not None:  # last: whoever reads it finds the model as it says
             log.error("restart of %s failed: %s", self.name, why)
 
     def _session_over(self, session: ProcessSession) -> None:
