@@ -264,25 +264,27 @@ def test_heads_of_requests_that_wait(gate: Gate, tmp_path: Path, name: str) -> N
     road = Road(name, tmp_path / "models", tmp_path, "--max-held-bytes=1000000")
     body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}]})
     large = {"X": "a" * 50_000}
-    many = 40
+    fitting = 19
 
     def status() -> int:
         with road.http() as other:
             return other.finish(other.start("GET", "/v2", b"", large)).status
 
+    def pending() -> int:
+        name = "nv_inference_pending_request_count"
+        return int(value(scrape(road.server), name, model="gate", version="1"))
+
     try:
         client = road.http()
         client.start("POST", PATH, body.encode())
         gate.started()
-        assert status() == 200
-        for _ in range(many):
+        for _ in range(fitting + 1):
             client.start("POST", PATH, body.encode(), large)
-        until(lambda: status() == 503, "there is no room")
-        gate.go("k" * (many + 1))
-        replies = [client.finish(0).status]
-        while replies[-1] == 200 and len(replies) <= many:
-            replies.append(client.finish(0).status)
-        assert replies[0] == 200 and replies[-1] in (200, 503)
+        until(lambda: pending() == fitting, "as many as fit wait")
+        assert status() == 503
+        gate.go("k" * (fitting + 1))
+        replies = [client.finish(0).status for _ in range(fitting + 2)]
+        assert replies == [200] * (fitting + 1) + [503]
         until(lambda: status() == 200, "there is room again")
     finally:
         gate.go("k" * 8)

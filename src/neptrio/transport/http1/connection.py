@@ -77,8 +77,6 @@ class Http1Connection(Http1Input):
     def held_bytes(self) -> int:
         """Bytes of unanswered requests, of those being received, and of answers that were not sent or not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
-        if self.state in (State.HEAD, State.BODY, State.DIRECT):  # of a whole request its exchange counts it
-            coming += self.head.head_bytes
         coming += len(self.partial or b"") + len(self.later or b"")
         ready = sum(memoryview(buffer).nbytes for buffer in self.ready)
         return self.held + coming + ready + int(self.writer.pending)
