@@ -56,6 +56,19 @@ def test_words_in_comments_and_strings_are_not_refused(tmp_path: Path) -> None:
     assert host_compiler.compile_source(written(tmp_path, text), (), "m").is_file()
 
 
+def test_a_c_library_may_have_functions_that_cuda_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc 2.41 declares sinpif() and cospif(), 2.42 rsqrt(): here every one has them."""
+    names = ("rsqrt", "sinpi", "cospi", "normcdf")
+    lines = [f"double {name}(double) noexcept; float {name}f(float) noexcept;" for name in names]
+    (tmp_path / "newer.h").write_text("\n".join(['#include <cmath>\nextern "C" {', *lines, "}\n"]))
+    monkeypatch.setenv("CXX", f"{host_compiler.compiler()[0]} -include {tmp_path / 'newer.h'}")
+    calls = " + ".join(f"{name}f(x[0])" for name in names)
+    made = host_compiler.compile_source(written(tmp_path, HEAD + f"y[0] = {calls};\n}}\n"), (), "m")
+    assert made.is_file()
+
+
 @pytest.mark.slow
 def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as info:

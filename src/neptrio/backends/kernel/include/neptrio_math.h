@@ -21,6 +21,13 @@ static inline double max(double a, double b) { return fmax(a, b); }
 
 #define NEPTRIO_F1(name, call) static inline float name(float x) { return call; }
 #define NEPTRIO_F2(name, call) static inline float name(float x, float y) { return call; }
+// Newer C libraries declare functions of these names, and neither can be declared again nor overloaded.
+#define rsqrt neptrio_rsqrt
+#define rsqrtf neptrio_rsqrtf
+#define sinpif neptrio_sinpif
+#define cospif neptrio_cospif
+#define normcdf neptrio_normcdf
+#define normcdff neptrio_normcdff
 NEPTRIO_F1(rsqrtf, 1.0f / sqrtf(x))
 NEPTRIO_F1(__frsqrt_rn, 1.0f / sqrtf(x))
 NEPTRIO_F1(__frcp_rn, 1.0f / x)
