@@ -272,16 +272,17 @@ def plain() -> list[Extension]:
     ]
 
 
-os.chdir(ROOT)
-setup(
-    cmdclass={"build_py": BuildPy},
-    ext_modules=cythonize(
-        extensions(),
-        include_path=[str(cimport_folder())],
-        compiler_directives=DIRECTIVES,
-        build_dir="build/cython",
-        nthreads=JOBS,
+if __name__ == "__main__":  # processes that translate modules import this file
+    os.chdir(ROOT)
+    setup(
+        cmdclass={"build_py": BuildPy},
+        ext_modules=cythonize(
+            extensions(),
+            include_path=[str(cimport_folder())],
+            compiler_directives=DIRECTIVES,
+            build_dir="build/cython",
+            nthreads=JOBS,
+        )
+        + plain(),
+        options={"build_ext": {"parallel": JOBS}},
     )
-    + plain(),
-    options={"build_ext": {"parallel": JOBS}},
-)
