@@ -280,6 +280,11 @@ def test_links_that_lead_out(tmp_path: Path) -> None:
     write_model(repository, "m", identity_config())
     write_model(repository, "n", identity_config())
     os.symlink(repository / "n" / "config.pbtxt", repository / "m" / "fine")
+    binaries = repository / "m" / "env" / "bin"  # of a virtual environment, as Python 3.14 makes one
+    binaries.mkdir(parents=True)
+    (binaries.parent / "pyvenv.cfg").touch()
+    for name in ("python", "python3.14", "\N{MATHEMATICAL ITALIC SMALL PI}thon"):
+        os.symlink(tmp_path / "secret", binaries / name)
     assert problems(repository) == []
     os.symlink(tmp_path / "secret", repository / "m" / "1" / "weights")
     got = problems(repository)

@@ -111,6 +111,9 @@ def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
     return found
 
 
+INTERPRETERS = ("python", "\N{MATHEMATICAL ITALIC SMALL PI}thon")  # the second is a name that venv of Python 3.14 adds
+
+
 def _find_leading_out(folder: str, depth: int, allowed: tuple[str, ...], found: list[Path]) -> None:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
@@ -123,9 +126,9 @@ def _find_leading_out(folder: str, depth: int, allowed: tuple[str, ...], found: 
 
 
 def _interpreter(folder: str, name: str) -> bool:
-    """True for the link to the interpreter in a virtual environment inside a model's folder."""
+    """True for a link to the interpreter in a virtual environment inside a model's folder."""
     return (
-        name.startswith("python")
+        name.startswith(INTERPRETERS)
         and os.path.basename(folder) == "bin"
         and os.path.isfile(os.path.join(os.path.dirname(folder), "pyvenv.cfg"))
     )
