@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ def no_answer(address: str, package: str) -> str:
             if "vulnerabilities" in json.load(answer):
                 return ""
         return "the package index tells no vulnerabilities"
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"the package index does not tell vulnerabilities: {error}"
     except (OSError, ValueError) as error:
         return f"the package index does not tell vulnerabilities: {error}"
 

@@ -204,7 +204,8 @@ def post(url: str, body: bytes) -> tuple[int, Any]:
         with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())["error"]
+        with error:
+            return error.code, json.loads(error.read())["error"]
 
 
 def test_bodies_that_are_refused(server: ServerProcess) -> None:

@@ -30,5 +30,6 @@ def test_many_misnamed_outputs(tmp_path: Path) -> None:
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
         with pytest.raises(HTTPError) as caught:
             urlopen(f"http://{server.http}/v2/models/m/infer", json.dumps(body).encode(), timeout=15)
-        assert caught.value.code == 500
-        assert "answers without its output 'output_0' and with" in json.load(caught.value)["error"]
+        with caught.value as error:
+            assert error.code == 500
+            assert "answers without its output 'output_0' and with" in json.load(error)["error"]

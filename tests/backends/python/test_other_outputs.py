@@ -80,8 +80,9 @@ def test_an_answer_that_differs_from_the_configuration(tmp_path: Path, way: str)
             ) as answer:
                 return [f"{o['name']} {o['datatype']} {o['shape']}" for o in json.load(answer)["outputs"]]
         except HTTPError as error:
-            assert error.code == 500
-            return str(json.load(error)["error"])
+            with error:
+                assert error.code == 500
+                return str(json.load(error)["error"])
 
     with ServerProcess(tmp_path) as server:
         for outputs in (None, ["OUTPUT0"]):
@@ -151,4 +152,5 @@ def test_what_is_checked_may_be_set_for_a_backend(tmp_path: Path) -> None:
         body = {"id": "type", "inputs": [INPUT]}
         with pytest.raises(HTTPError) as caught:
             urlopen(f"http://{server.http}/v2/models/m/infer", json.dumps(body).encode())
-        assert json.load(caught.value)["error"] == f"model 'm' {TYPE}"
+        with caught.value as error:
+            assert json.load(error)["error"] == f"model 'm' {TYPE}"
