@@ -201,7 +201,7 @@ ONE = struct.pack("<I", 1)
         (HEAD + struct.pack("<I", 0) + text(b"[1]"), "parameters that are no object"),
         (HEAD + struct.pack("<I", 0) + text(b'{"a": []}'), "a parameter of type list"),
         (HEAD + struct.pack("<I", 0) + text(b"["), "Expecting value"),
-        (HEAD + struct.pack("<I", 0) + text(b"[" * 100000), "recursion"),
+        (HEAD + struct.pack("<I", 0) + text(b"[" * 100000), "while decoding a JSON array"),
         (
             HEAD + struct.pack("<I", 1) + text(b"") + text(b"told") + struct.pack("<I", 9),
             "an error of code 9",
