@@ -120,10 +120,10 @@ def test_no_other_file_is_in_the_folder() -> None:
     ("given", "reason"),
     [
         ({}, ""),
-        ({"machine": "aarch64", "python": (3, 13)}, ""),
+        ({"machine": "aarch64", "python": (3, 14)}, ""),
         ({"wanted": "no"}, "LOCK=no"),
         ({"wanted": "yes"}, ""),
-        ({"python": (3, 14)}, "it has nothing for Python 3.14"),
+        ({"python": (3, 15)}, "it has nothing for Python 3.15"),
         ({"machine": "riscv64"}, "it has nothing for linux on riscv64 with glibc"),
         ({"libc": "musl"}, "it has nothing for linux on x86_64 with musl"),
         ({"system": "darwin", "machine": "arm64"}, "it has nothing for darwin on arm64 with glibc"),

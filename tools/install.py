@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import requirements
 
 FOLDER = Path(__file__).resolve().parent.parent / "requirements"
-PYTHONS = ((3, 11), (3, 12), (3, 13))
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 MACHINES = ("x86_64", "aarch64")
 ALONE = ("examples",)  # installed without their dependencies
 PIP = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]

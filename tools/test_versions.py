@@ -7,7 +7,8 @@ internals (the poller replaces trio's, the REST port runs inside hypercorn) can 
 
     oldest  Python 3.11 with the lower bounds of trio, hypercorn and numpy that pyproject.toml gives
     middle  Python 3.12 with the packages of requirements/
-    newest  Python 3.13 with the packages of requirements/
+    newer   Python 3.13 with the packages of requirements/
+    newest  Python 3.14 with the packages of requirements/
 
 `make lock` makes those of requirements/ the newest ones: what a release of today changes is found when they are
 renewed, and nothing that somebody publishes changes what this says of a commit. With LOCK=no in the environment,
@@ -39,7 +40,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "versions"
-NAMES = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
+NAMES = {"oldest": "3.11", "middle": "3.12", "newer": "3.13", "newest": "3.14"}
 PINNED = ("trio", "hypercorn", "numpy")
 FEW = 3  # that are tried again; more than that is no accident
 XDIST = ("-n", "2", "--dist", "loadfile", "--max-worker-restart=0")  # a worker that dies ends the run
