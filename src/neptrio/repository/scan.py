@@ -111,7 +111,10 @@ def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
     return found
 
 
-INTERPRETERS = ("python", "\N{MATHEMATICAL ITALIC SMALL PI}thon")  # the second is a name that venv of Python 3.14 adds
+INTERPRETERS = (
+    "python",
+    "\N{MATHEMATICAL ITALIC SMALL PI}thon",
+)  # the second is a name that venv of Python 3.14 adds
 
 
 def _find_leading_out(folder: str, depth: int, allowed: tuple[str, ...], found: list[Path]) -> None:
