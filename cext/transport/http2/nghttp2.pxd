@@ -117,13 +117,18 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
 cdef extern from *:
     """
     #include <nghttp2/nghttp2.h>
-    /* Our own budget decides when resets are an attack; libraries that count too (1.57, and older
-       ones with that fix) are told to wait longer. The symbol is weak: older ones lack it. */
+    /* Our own limits decide when resets and refused streams are an attack; libraries that count the ones (1.57, and
+       older ones with that fix) or the others too (newer ones: "glitches") are told to wait longer. The symbols are
+       weak: older libraries lack them. */
     extern void nghttp2_option_set_stream_reset_rate_limit(nghttp2_option *, uint64_t, uint64_t)
         __attribute__((weak));
-    static inline void neptrio_raise_reset_limit(nghttp2_option *option) {
+    extern void nghttp2_option_set_glitch_rate_limit(nghttp2_option *, uint64_t, uint64_t)
+        __attribute__((weak));
+    static inline void neptrio_raise_rate_limits(nghttp2_option *option) {
         if (nghttp2_option_set_stream_reset_rate_limit)
             nghttp2_option_set_stream_reset_rate_limit(option, 1u << 20, 1u << 16);
+        if (nghttp2_option_set_glitch_rate_limit)
+            nghttp2_option_set_glitch_rate_limit(option, 1u << 20, 1u << 16);
     }
     /* gRPC clients send metadata with spaces around its value, as it was given to them. Libraries from 1.50 on
        reset such a stream (RFC 9113, 8.2.1) unless they are told not to; older ones lack the symbol and take it. */
@@ -134,5 +139,5 @@ cdef extern from *:
             nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation(option, 1);
     }
     """
-    void neptrio_raise_reset_limit(nghttp2_option*)
+    void neptrio_raise_rate_limits(nghttp2_option*)
     void neptrio_take_spaces(nghttp2_option*)

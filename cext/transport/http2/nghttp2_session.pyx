@@ -104,7 +104,7 @@ cdef class Session(Http2Session):
         nghttp2_option_new(&option)
         nghttp2_option_set_no_auto_window_update(option, 1)
         nghttp2_option_set_no_closed_streams(option, 1)
-        neptrio_raise_reset_limit(option)
+        neptrio_raise_rate_limits(option)
         neptrio_take_spaces(option)
         cdef int rv = nghttp2_session_server_new2(&self.session, callbacks, <void*>self, option)
         nghttp2_option_del(option)
@@ -300,6 +300,13 @@ cdef int on_begin_frame(nghttp2_session* session, const nghttp2_frame_hd* head, 
     cdef Session self = <Session>user
     cdef Py_ssize_t size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
     self.account.frame_size = self.account.frame_left = size
+    if head.type == NGHTTP2_PRIORITY:    # libraries without priorities (RFC 9113, 5.3) do not tell when it has come
+        try:
+            self.charge(1)
+        except Exception:
+            log.exception("a frame could not be charged")
+        if self.flooded:
+            return NGHTTP2_ERR_CALLBACK_FAILURE
     return 0
 
 
@@ -345,7 +352,7 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
                 self.pings_acked += 1
             elif not self.flood_budget.pinged(len(self.streams)):
                 self.flood("too_many_pings")
-        elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
+        elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_WINDOW_UPDATE:
             self.charge(1)
         elif kind == NGHTTP2_SETTINGS:
             self.charge(1 if frame.hd.flags & NGHTTP2_FLAG_ACK else 10)
