@@ -149,7 +149,9 @@ if "main_of_environment" in str(sys.orig_argv):
     with open({str(starts)!r}, "a") as file:
         file.write("template\\n")
 """
-    (environment / SITE / "sitecustomize.py").write_text(noted + THREADS_AT_START)
+    # not sitecustomize: where Python is a distribution's own, that distribution's stands before the environment's
+    (environment / SITE / "starts_threads.py").write_text(noted + THREADS_AT_START)
+    (environment / SITE / "starts_threads.pth").write_text("import starts_threads\n")
     for name in ("one", "two"):
         model(tmp_path, name, environment, "instance_group { count: 3 kind: KIND_CPU }\n")
     with ServerProcess(tmp_path) as server:
