@@ -7,6 +7,8 @@ Rules:
  4. Verbs that are no inference are entered as requests are, run as tasks of the engine and answer into a mail: whoever
     waits, on a thread, on trio or on asyncio, is woken without a thread of its own.
  5. A process that was forked has the objects and not the server's thread: there every use raises RuntimeError at once.
+ 6. What callers' threads do here takes no lock: Ctrl-C in `with lock:` leaves it locked for ever where Python looks for signals
+    between taking it and the block (3.14: python/cpython#148874), and a finalizer may call in the middle of another call.
 """
 
 from __future__ import annotations
@@ -108,9 +110,7 @@ class Engine:
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self.verbs: trio.Nursery
-        # Of the two below, because callers may be on any thread. Reentrant, because an iterator that is collected
-        # while its thread is in here cancels its request.
-        self._lock = threading.RLock()
+        # Callers are on any thread and change these without a lock (rule 6): each change is one step for all threads.
         self._calls: set[Entered] = set()
         self._closed = False
 
@@ -146,25 +146,22 @@ class Engine:
 
     def close(self) -> None:
         """Fails the calls that are left (rule 2)."""
-        with self._lock:
-            self._closed = True
-            left = list(self._calls)
-        for call in left:
+        self._closed = True  # first: who enters after the copy sees it
+        for call in self._calls.copy():
             call.fail(Unavailable(STOPPED))
 
     def enter(self, call: Entered) -> None:
         """Counts a call as under way. Raises Unavailable, and RuntimeError in a forked process (rule 5)."""
         if os.getpid() != self._process:
-            raise RuntimeError(FORKED)  # before the lock, which a thread may have held when it forked
-        with self._lock:
-            if self._closed:
-                raise Unavailable(STOPPED)
-            self._calls.add(call)
+            raise RuntimeError(FORKED)
+        self._calls.add(call)  # first: close() fails it, or this sees that it was closed
+        if self._closed:
+            self._calls.discard(call)
+            raise Unavailable(STOPPED)
 
     def leave(self, call: Entered) -> None:
         """The call has ended."""
-        with self._lock:
-            self._calls.discard(call)
+        self._calls.discard(call)
 
     def soon(self, function: Callable[[], object]) -> None:
         """Runs `function` on the server's thread: at once if this is it, else with the next completions."""
@@ -178,11 +175,8 @@ class Engine:
         """Runs `function` on the server's thread with the next completions, whatever thread this is. For all that a
         finalizer may call: iterators and generators end at any moment, in the middle of a scheduler's loop too.
         Nothing happens in a forked process."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            if not self._closed:
-                self.core.completions.post(_Soon(function))
+        if os.getpid() == self._process and not self._closed:
+            self.core.completions.post(_Soon(function))
 
     def look_at_clock(self) -> None:
         """Runs the timers that are due, and what they have caused. On the server's thread, when the clock jumped."""
