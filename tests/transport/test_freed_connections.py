@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
 import struct
 from collections import Counter
@@ -37,6 +38,12 @@ KINDS = {
 
 Close = Callable[[], None]
 Connect = Callable[[EmbeddedServer, Certificates], Close]
+
+
+@pytest.fixture(autouse=True)
+def kept_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What is logged is kept, as a program may do that embeds a server: it is to keep nothing of a connection."""
+    caplog.set_level(logging.DEBUG, "neptrio")
 
 
 @contextmanager

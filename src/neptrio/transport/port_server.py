@@ -126,7 +126,7 @@ class PortServer:
         try:
             await self.begin(sock, address, turned_away, nursery)
         except threads.NoThread as error:
-            self._log.warning("a %s connection is closed: %s", self.name, error)
+            self._log.warning("a %s connection is closed: %s", self.name, str(error))
         except Exception:
             self._log.exception("a %s connection failed", self.name)
         finally:
@@ -159,7 +159,8 @@ class PortServer:
                 await secure.handshake()
                 return secure
             except OSError as error:
-                self._log.info("a TLS handshake failed: %s", error)
+                # its text: a log may keep what it is given, and the error knows the frames of the handshake
+                self._log.info("a TLS handshake failed: %s", str(error))
             finally:
                 self._handshakes.discard(scope)
         return None

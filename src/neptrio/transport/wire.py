@@ -81,7 +81,7 @@ class Wire:
         """Ends the connection because of an exception, in whose except block it is called."""
         error = sys.exception()
         if isinstance(error, threads.NoThread):
-            log.warning("a connection is ended: %s", error)
+            log.warning("a connection is ended: %s", str(error))
         else:
             log.exception("a connection is ended: what it does has failed")
         (self.on_failed or self.close)()

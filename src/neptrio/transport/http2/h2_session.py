@@ -288,7 +288,7 @@ class Session(Http2Session):
                 try:
                     sent = self._send_some(stream_id, stream)
                 except (H2Error, KeyError) as error:
-                    log.debug("stream %d closed while sending: %s", stream_id, error)
+                    log.debug("stream %d closed while sending: %s", stream_id, str(error))
                     self._close(stream_id, lim.CANCEL)
                     continue
                 if sent:

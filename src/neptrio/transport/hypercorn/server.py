@@ -82,9 +82,9 @@ class HypercornServer:
             others = group.split(trio.Cancelled)[1]
             if others is None or others.split(Exception)[1] is not None:
                 raise
-            log.info("a connection of hypercorn ended: %r", others.exceptions[0])
+            log.info("a connection of hypercorn ended: %s", repr(others.exceptions[0]))
         except Exception as error:
-            log.info("a connection of hypercorn ended: %r", error)
+            log.info("a connection of hypercorn ended: %s", repr(error))
         finally:
             self._services.request_limits.leave(address, bounded.open_requests)
 
