@@ -18,6 +18,7 @@ import pytest
 
 from neptrio import commands
 from neptrio.traces.export import GROUPS
+from tests.support.waiting import until
 
 PART = {
     "model_name": "m",
@@ -71,6 +72,11 @@ def told(capsys: pytest.CaptureFixture[str], command: list[str], url: str, tmp_p
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     return error
+
+
+def asleep(pid: int) -> bool:
+    """Whether the main thread of a process waits in the kernel."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
@@ -196,6 +202,8 @@ def test_who_asks_a_server_that_does_not_answer_can_be_interrupted(
                 connection, _ = listener.accept()
                 with connection:
                     assert connection.recv(1)
+                    # a signal in the moment between Python's last look for one and its wait is seen after the wait only
+                    until(lambda: asleep(asking.pid), "it waits for the answer")
                     asking.send_signal(signal.SIGINT)
                     _, error = asking.communicate(timeout=60)
             finally:
