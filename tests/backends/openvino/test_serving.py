@@ -197,6 +197,17 @@ def test_what_cannot_be_served_says_why(server: ServerProcess) -> None:
         assert reason in rows[name]
 
 
+def test_openvinos_makers_are_told_nothing(tmp_path: Path) -> None:
+    """What its package tells them when it is imported begins with a number for the user, in a folder at home."""
+    write_model(tmp_path / "models", "m", text())
+    doubling(tmp_path / "models/m/1/model.xml", -1)
+    home = tmp_path / "home"
+    home.mkdir()
+    with ServerProcess(tmp_path / "models", env={"HOME": str(home), "CI": "false"}) as server:
+        assert ask(server, "m", ROWS).tolist() == (2 * ROWS).tolist()
+        assert list(home.iterdir()) == []
+
+
 def test_a_network_is_imported_with_its_weights(tmp_path: Path) -> None:
     doubling(tmp_path / "net.xml")
     (tmp_path / "folder").mkdir()
