@@ -74,6 +74,7 @@ with server.running() as running:
         "stream": lambda: list(model.stream({"n": 1})),
         "infer_each": lambda: list(model.infer_each([{"n": 1}, {"n": 2}])),
         "ready": running.ready,
+        "add": lambda: running.add(patient, name="added", replace=True),
     }
     call = ways[sys.argv[1]]
     moments = moments_until_it_waits(call)
@@ -120,7 +121,7 @@ def test_the_program_ends_and_leaves_nothing(tmp_path: Path, way: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("way", ["infer", "stream", "infer_each", "ready"])
+@pytest.mark.parametrize("way", ["infer", "stream", "infer_each", "ready", "add"])
 def test_a_request_is_cancelled_at_whichever_moment_its_caller_is_interrupted(
     tmp_path: Path, way: str
 ) -> None:

@@ -14,7 +14,6 @@ thread with a loop of its own.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -67,8 +66,7 @@ class Server:
         self._functions: dict[str, FunctionModel] = {}
         self._folder: FunctionsFolder | None = None
         self._engine: Engine | None = None
-        self._adding: set[str] = set()  # names of functions whose load is under way
-        self._naming = threading.Lock()
+        self._adding: dict[str, FunctionModel] = {}  # name -> function whose load is under way
         self._used = False
         self._stack: AsyncExitStack | None = None
         self._thread: OwnThread | None = None
@@ -137,16 +135,15 @@ class Server:
 
         A body that is cancelled fails nothing: the load goes on, and with it the function. Raises ValueError.
         """
-        with self._naming:
-            before = self._functions.get(made.name)
-            if made.name in self._adding:
+        try:
+            # no lock: see rule 6 of embedded.engine
+            if self._adding.setdefault(made.name, made) is not made:
                 raise ValueError(f"function model '{made.name}' is being added")
+            before = self._functions.get(made.name)
             if before is not None and not replaces:
                 raise ValueError(
                     f"this server has a function model '{made.name}' already; replace=True takes its place"
                 )
-            self._adding.add(made.name)
-        try:
             assert self._folder is not None
             made.write(self._folder.path)
             self._functions[made.name] = made
@@ -161,7 +158,8 @@ class Server:
             if before is not None:
                 before.forget()
         finally:
-            self._adding.discard(made.name)
+            if self._adding.get(made.name) is made:
+                del self._adding[made.name]
 
     def _removable(self, name: str) -> None:
         if name in self._adding:
