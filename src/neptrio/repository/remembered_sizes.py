@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,10 @@ class Remembered:
         if self._file is None:
             return {}
         try:
-            return _read(self._file) if self._file.is_file() else {}  # which raises where it may not look
+            # not is_file(), which hides from Python 3.14 on that it may not look
+            return _read(self._file) if stat.S_ISREG(self._file.stat().st_mode) else {}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         except (OSError, ValueError) as error:
             log.warning(
                 "what models hold is not taken from '%s', it is measured again: %s", self._file, error
