@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-import tritonclient.utils.shared_memory as shm
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -20,21 +19,15 @@ from neptrio.codec.proto_request import decodes_slowly
 from neptrio.codec.shared_memory import names_large_inputs
 from tests.support.embedded import EmbeddedServer
 from tests.support.gated_workers import WorkersGate, gate_workers
+from tests.support.large_region import COUNT, LARGE, REGION, VALUES, large_region
 from tests.support.repository import identity_config, write_model
 from tests.support.streams import Answers
 
-REGION = f"/neptrio_test_large_{os.getpid()}"  # its own in every process
-COUNT = 1 << 19
-LARGE = 4 * COUNT  # bytes, twice as many as the loop reads itself
-VALUES = np.arange(COUNT, dtype=np.int32)
-
 
 @pytest.fixture
-def region() -> Iterator[Any]:
-    handle = shm.create_shared_memory_region("region", REGION, 2 * LARGE)
-    shm.set_shared_memory_region(handle, [VALUES])
-    yield handle
-    shm.destroy_shared_memory_region(handle)
+def region() -> Iterator[None]:
+    with large_region():
+        yield
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> WorkersGate:
 
 
 @pytest.fixture
-def server(tmp_path: Path, gate: WorkersGate, region: Any) -> Iterator[EmbeddedServer]:
+def server(tmp_path: Path, gate: WorkersGate, region: None) -> Iterator[EmbeddedServer]:
     write_model(tmp_path, "identity", identity_config(dims="-1", max_batch_size=0, pairs=1))
     write_model(tmp_path, "four", identity_config(dims="-1", max_batch_size=0, pairs=4))
     with EmbeddedServer(tmp_path, allow_client_shm=True) as made:
@@ -90,7 +83,7 @@ def test_messages_of_a_stream_stay_in_order(server: EmbeddedServer, gate: Worker
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_region_that_ends_earlier_is_the_requests_error(
-    server: EmbeddedServer, gate: WorkersGate, region: Any, protocol: str
+    server: EmbeddedServer, gate: WorkersGate, region: None, protocol: str
 ) -> None:
     module: Any = httpclient if protocol == "http" else grpcclient
     server.ask(gate.open.set)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.frontend.test_front_ends import pids
 from tests.support.http import Http1
+from tests.support.large_region import COUNT, LARGE, REGION, VALUES, large_region
 from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -27,10 +27,6 @@ from tests.support.streams import Answers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-REGION = f"/neptrio_test_slow_inputs_{os.getpid()}"  # its own in every process
-COUNT = 1 << 19
-LARGE = 4 * COUNT  # bytes, twice as many as the loop reads itself
-VALUES = np.arange(COUNT, dtype=np.int32)
 # how many numbers each request of the sequence has had so far
 HISTORY = """
 import numpy as np
@@ -105,11 +101,9 @@ class Gate:
 
 
 @pytest.fixture
-def region() -> Iterator[Any]:
-    handle = shm.create_shared_memory_region("region", REGION, 2 * LARGE)
-    shm.set_shared_memory_region(handle, [VALUES])
-    yield handle
-    shm.destroy_shared_memory_region(handle)
+def region() -> Iterator[None]:
+    with large_region():
+        yield
 
 
 @pytest.fixture
@@ -120,7 +114,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, gate: Gate, region: Any) -> Iterator[ServerProcess]:
+def server(tmp_path: Path, gate: Gate, region: None) -> Iterator[ServerProcess]:
     write_model(tmp_path / "models", "numbers", identity_config(dims="-1", max_batch_size=0, pairs=1))
     text = identity_config(datatype="TYPE_STRING", dims="-1", max_batch_size=0, pairs=1)
     write_model(tmp_path / "models", "text", text)
