@@ -151,3 +151,21 @@ def test_one_model_is_found_as_in_the_listing_of_all(tmp_path: Path) -> None:
     (tmp_path / "missing").write_text("")
     with pytest.raises(InvalidArgument, match=r"failed to open model repository '.*missing': it is a file"):
         scan.model_dirs(missing)
+
+
+def test_the_folder_of_traces_is_no_model(tmp_path: Path) -> None:
+    """Whoever starts the server in a repository has its traces there; another repository may have a model of that name."""
+    for place in ("one", "two"):
+        (tmp_path / place / "traces").mkdir(parents=True)
+        write_model(tmp_path / place, place, identity_config())
+    local = (tmp_path / "one", tmp_path / "two")
+    places = Repositories(Settings(model_repository=local, trace_dir=tmp_path / "one" / "traces"))
+    other = tmp_path / "two" / "traces"
+    assert places.names() == {"one": 1, "traces": 1, "two": 1}
+    assert places.model_dirs()["traces"] == places.folders("traces") == [other]
+    assert places.names("one") == {"one": 1} and places.folders("traces", "one") == []
+    places = Repositories(Settings(model_repository=local[:1], trace_dir=tmp_path / "one" / "traces"))
+    assert list(places.model_dirs()) == ["one"]
+    with EmbeddedServer(tmp_path / "one", trace_dir=tmp_path / "one" / "traces") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert [row["name"] for row in client.get_model_repository_index()] == ["one"]

@@ -45,6 +45,8 @@ class Repositories:
             for place in dict.fromkeys(settings.model_repository)
             if isinstance(place, str)
         )
+        # no model's folder: whoever starts the server in a repository has traces there
+        self._traces = os.path.realpath(settings.trace_dir)
         # what a client may call each repository
         self._called = {kept: _names_of(str(given)) for given, kept in zip(local, self._local, strict=True)}
         self._clouds_called = {cloud: _names_of(cloud.url) for cloud in self.cloud}
@@ -80,6 +82,11 @@ class Repositories:
     def model_dirs(self) -> dict[str, list[Path]]:
         """Model name -> the folders of that name, over all repositories, sorted by name."""
         found = scan.model_dirs(self._local)
+        name = os.path.basename(self._traces)
+        if name in found:
+            found[name] = self._but_traces(found[name])
+            if not found[name]:
+                del found[name]
         for repository in self.cloud:
             for name, folder in repository.model_dirs().items():
                 found.setdefault(name, []).append(folder)
@@ -90,15 +97,29 @@ class Repositories:
         listing of all the others. Raises NotFound."""
         local, clouds = self.select(repository)
         in_clouds = (cloud.model_dir(name) for cloud in clouds)
-        return [*scan.folders_of(name, local), *(folder for folder in in_clouds if folder is not None)]
+        here = self._but_traces(scan.folders_of(name, local))
+        return [*here, *(folder for folder in in_clouds if folder is not None)]
+
+    def _but_traces(self, folders: list[Path]) -> list[Path]:
+        """Those of one name, without the folder of the server's traces."""
+        if not folders or folders[0].name != os.path.basename(self._traces):
+            return folders
+        return [folder for folder in folders if os.path.realpath(folder) != self._traces]
 
     def names(self, repository: str = "") -> dict[str, int]:
         """Model name -> how many repositories, or how many of those called `repository`, have a folder of that name, sorted
         by name. Raises NotFound."""
         local, clouds = self.select(repository)
-        places = [scan.names(place) for place in dict.fromkeys(local)]
+        places = [self._names(place) for place in dict.fromkeys(local)]
         found = Counter(chain(*places, *(cloud.names for cloud in clouds)))
         return {name: found[name] for name in sorted(found)}
+
+    def _names(self, place: Path) -> list[str]:
+        names = scan.names(place)
+        traces = os.path.basename(self._traces)
+        if traces in names and not self._but_traces([place / traces]):
+            names.remove(traces)
+        return names
 
     def no_model(self, name: str, repository: str = "") -> str:
         """Why nothing can be loaded under a name that folders() does not have."""
