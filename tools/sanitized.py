@@ -219,7 +219,6 @@ def main(arguments: list[str]) -> int:
     tests = subprocess.Popen(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"),
-            *("-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"),
             *("--max-worker-restart=0", *chosen),
         ],
         cwd=ROOT,
