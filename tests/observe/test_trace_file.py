@@ -21,6 +21,7 @@ from neptrio.observe.trace_record import tensor_text
 from neptrio.observe.trace_settings import DEFAULTS, Scope
 from neptrio.request.infer_request import Tensor
 from neptrio.request.numpy_tensor import from_numpy
+from tests.support.held_event import held_events
 from tests.support.waiting import until
 
 
@@ -330,6 +331,19 @@ def test_a_trace_file_that_came_to_be_something_else_is_an_error(
     writer.put(own, [Part(2)])
     writer.close()
     assert ids(path) == [2]
+
+
+def test_a_writer_that_is_closed_just_before_it_looks_for_work_ends(tmp_path: Path) -> None:
+    with held_events() as events:
+        writer = TraceWriter(lambda: None)
+    writer.reset(str(tmp_path / "t"))
+    assert events.reached.wait(60)
+    closing = threading.Thread(target=writer.close, daemon=True)
+    closing.start()
+    until(lambda: events.sets == 3, "close() has woken the thread")
+    events.go_on()
+    closing.join(60)
+    assert not closing.is_alive()
 
 
 def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from neptrio.service.line_file import LineFile
 from neptrio.service.reopened import reopen
 from tests.support.certificates import Certificates
 from tests.support.gate import Gate
+from tests.support.held_event import held_events
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -325,16 +326,30 @@ def test_nobody_waits_for_the_log_and_what_is_left_out_is_said(
     os.set_blocking(reader, True)
     found: list[str] = []
     with os.fdopen(reader) as log:
-        reading = threading.Thread(target=lambda: found.extend(log))
+        reading = threading.Thread(target=lambda: found.extend(log), daemon=True)
         reading.start()
         access.close(60)
-        reading.join()
+        reading.join(60)
+        assert not reading.is_alive(), "the pipe is still open for writing"
     assert access.left_out > 0
     assert len(found) == many - access.left_out
     ids = [int(json.loads(line)["request_id"]) for line in found]
     assert ids == sorted(ids)
     said = re.findall(r"(\d+) lines were left out", caplog.text)
     assert sum(map(int, said)) == access.left_out
+
+
+def test_a_log_that_is_closed_just_before_it_writes_ends(tmp_path: Path) -> None:
+    path, before = tmp_path / "access", threading.enumerate()
+    with held_events() as events:
+        access = AccessLog("json", str(path))
+    filled(access)
+    assert events.reached.wait(60)
+    access.close(0)
+    events.go_on()
+    until(lambda: set(threading.enumerate()) <= {*before}, "the writer ends", 30)
+    assert len(rows(path)) == 1
+    access.close()
 
 
 def test_a_request_has_one_line_whatever_clients_send(tmp_path: Path) -> None:

@@ -253,11 +253,11 @@ class TraceWriter:
         while not closing:
             self._wake.wait()
             self._gather(time.monotonic() + GATHER_SECONDS)
-            closing = self._closing
-            # in this order, so that whatever is posted after the look into the inbox wakes the thread again
+            # in this order, so that whatever is posted after the look into the inbox, and a close(), wakes the thread again
             self._urgent.clear()
             self._wake.clear()
             self._awake = False
+            closing = self._closing
             # more may come without end, but what was taken must get to disk
             until = time.monotonic() + GATHER_SECONDS
             while self._inbox and (closing or time.monotonic() < until):

@@ -191,11 +191,11 @@ class AccessLog:
     def _run(self) -> None:
         while True:
             self._news.wait(TOLD_SECONDS)
-            closing = self._closing.wait(
-                GATHER_SECONDS
-            )  # lines come together: few calls, few turns of the thread
+            self._closing.wait(GATHER_SECONDS)  # lines come together: few calls, few turns of the thread
+            # in this order, so that whatever is set after the look at it wakes the thread again
             self._news.clear()
             self._awake = False
+            closing = self._closing.is_set()
             self._write_all()
             self._tell(closing)
             if closing and not self._records:
