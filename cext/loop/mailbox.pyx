@@ -2,8 +2,8 @@
 
 The problem: an instance's thread must take a batch, run it and report it without the GIL if the model does not need it,
 and the trio thread must hear of many completions in one wake-up. The choice: intrusive linked lists under a plain mutex
-(held for a few pointer writes, never during anything that can block), a condition variable to wake the instance's
-thread, and an eventfd (a pipe where there is none) to wake trio.
+(held for a few pointer writes and a write to the eventfd, never during anything that can block), a condition variable to
+wake the instance's thread, and an eventfd (a pipe where there is none) to wake trio.
 
 Rules:
  1. A work item is in at most one list. One reference to it is held, by its mailbox and then by the completion queue;
@@ -12,12 +12,14 @@ Rules:
     completions. The reader first reads the descriptor and then drains the queue.
  3. A closed mailbox runs what it holds and accepts nothing more.
  4. Items of one mailbox are executed in the order of their submission; an item that replaces another gets its place.
+ 5. The descriptors are written to and closed with the lock held: a thread that was left behind may report when the server
+    has ended, and the number could be that of another file of the program by then.
 """
 import os
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
-from posix.unistd cimport read, write
+from posix.unistd cimport close, read, write
 
 cdef extern from *:
     """
@@ -118,12 +120,14 @@ cdef class CompletionQueue:
         pthread_mutex_destroy(&self.lock)
 
     def close(self):
-        """Closes the descriptors. Nothing may be pushed afterwards."""
+        """Closes the descriptors: nobody drains the queue any more."""
+        pthread_mutex_lock(&self.lock)
         if self.read_fd >= 0:
-            os.close(self.read_fd)
+            close(self.read_fd)
             if self.write_fd != self.read_fd:
-                os.close(self.write_fd)
+                close(self.write_fd)
         self.read_fd = self.write_fd = -1
+        pthread_mutex_unlock(&self.lock)
 
     cdef void push(self, Work* work) noexcept nogil:
         cdef uint64_t one = 1
@@ -137,9 +141,9 @@ cdef class CompletionQueue:
             self.tail.next = work
         self.tail = work
         self.pushed += 1
-        pthread_mutex_unlock(&self.lock)
         if was_empty and write(self.write_fd, &one, sizeof(one)) < 0:
-            pass  # the pipe is full, so the reader is already woken
+            pass  # the pipe is full, so the reader is already woken; or it is closed
+        pthread_mutex_unlock(&self.lock)
 
     def post(self, WorkItem item not None):
         """Puts an item straight into the queue: its deliver() is called on the trio thread. Any thread."""
