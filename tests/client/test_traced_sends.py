@@ -43,6 +43,9 @@ pytestmark = without_front_ends
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
     isolated(repository, "large", MODEL, config(), way="none")
+    two_at_once = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 60000000 }"
+    of_a_batch = MODEL.replace("np.float32)", "np.float32)[None]")
+    isolated(repository, "pair", of_a_batch, config(max_batch_size=2, extra=two_at_once), way="none")
     with ServerProcess(repository, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1") as process:
         yield process
 
@@ -98,28 +101,32 @@ def test_a_slow_reader_over_grpc(server: ServerProcess) -> None:
     assert start < begun and resumed < end
 
 
-def stream_request(request_id: str) -> bytes:
-    request = service_pb2.ModelInferRequest(model_name="large", id=request_id)
-    request.inputs.add(name="IN", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+def stream_request(request_id: str, model: str = "large") -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    shape = [1, 1] if model == "pair" else [1]
+    request.inputs.add(name="IN", datatype="FP32", shape=shape).contents.fp32_contents.append(1)
     return message(request.SerializeToString())
 
 
-def test_a_slow_reader_of_a_stream(server: ServerProcess) -> None:
-    """Each answer has its own end: the first one's does not wait until the second, which is behind it, is read."""
+@pytest.mark.parametrize("model", ["large", "pair"])
+def test_a_slow_reader_of_a_stream(server: ServerProcess, model: str) -> None:
+    """Each answer has its own end: the first one's does not wait until the second, which is behind it, is read. Also where both
+    are made together."""
     client = RawClient(server.grpc, credit=False)
+    one, two = f"{model} one", f"{model} two"
     try:
-        requests = stream_request("one") + stream_request("two")
+        requests = stream_request(one, model) + stream_request(two, model)
         client.send(client.headers(1, STREAM_INFER) + client.data(1, requests, end=True))
         client.until(lambda: client.replies[1].data, "the first answer's beginning")
         begun = time.monotonic_ns()
-        assert recent(server, "one") == [], "the client's windows are full"
+        assert recent(server, one) == [], "the client's windows are full"
         resumed = time.monotonic_ns()
         for stream in (0, 1):
             client.send(WindowUpdateFrame(stream, window_increment=SIZE).serialize())
         client.until(lambda: client.replies[1].messages, "the first answer")
-        start, end = sent(server, "one")
+        start, end = sent(server, one)
         assert start < begun and resumed < end
-        assert recent(server, "two") == [], "most of the second waits for its client"
+        assert recent(server, two) == [], "most of the second waits for its client"
         resumed = time.monotonic_ns()
         for stream in (0, 1):
             client.send(WindowUpdateFrame(stream, window_increment=2 * SIZE).serialize())
@@ -127,7 +134,7 @@ def test_a_slow_reader_of_a_stream(server: ServerProcess) -> None:
         assert client.replies[1].status == 0
     finally:
         client.close()
-    assert resumed < sent(server, "two")[1]
+    assert resumed < sent(server, two)[1]
 
 
 @pytest.mark.slow

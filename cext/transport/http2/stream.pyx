@@ -313,15 +313,26 @@ cdef class Stream:
             self._tell_watchers(False)
         return 0
 
-    cpdef bint when_taken(self, object callback) except -1:
-        # type: (Callable[[], None]) -> bool
-        """Has callback() called once when the session has taken what is in the outbox now, or it was dropped. False: nothing
-        is; it is not called."""
-        if not self.out_bytes or self.ended:
+    @property
+    def outbox_end(self) -> int:
+        """Bytes that were ever put into the outbox."""
+        return self.gone + self.out_bytes
+
+    cpdef bint when_taken(self, object callback, int64_t behind=0) except -1:
+        # type: (Callable[[], None], ...) -> bool
+        """Has callback() called once when the session has taken what is in the outbox, or it was dropped; with `behind`, an
+        earlier value of `outbox_end`, what was in it then. False: it was taken already, and callback() is not called."""
+        cdef Py_ssize_t at
+        if not behind:
+            behind = self.gone + self.out_bytes
+        if behind <= self.gone or self.ended:
             return False
         if self.watchers is None:
             self.watchers = []
-        self.watchers.append((self.gone + self.out_bytes, callback))
+        at = len(self.watchers)
+        while at and <int64_t>self.watchers[at - 1][0] > behind:
+            at -= 1
+        self.watchers.insert(at, (behind, callback))
         return True
 
     cdef int _tell_watchers(self, bint all) except -1:

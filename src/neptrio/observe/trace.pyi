@@ -28,6 +28,7 @@ class Trace:
     headers: tuple[tuple[bytes, bytes], ...]
     span_id: Any
     span: Any
+    behind: int
     @property
     def scope(self) -> Scope: ...
     @property

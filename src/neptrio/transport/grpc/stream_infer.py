@@ -407,6 +407,8 @@ class StreamInfer(Call):
                 self._hold(framed_size(segments))
             elif self._encoding is None:
                 self.send_segments(segments)
+                if trace is not None:
+                    trace.behind = self.outbox_end
             else:
                 self._answers.send(self, Answer(segments, trace, entry.request.id, final))
         while order and order[0].done:

@@ -25,7 +25,9 @@ class StreamResponder(Responder):
 
     def waits_for_kernel(self, request: InferRequest, callback: Callable[[], None], stage: int) -> bool:
         stream = request.context
-        return bool(stream.writer.when_taken(callback) if stage else stream.when_taken(callback))
+        if stage:
+            return bool(stream.writer.when_taken(callback))
+        return bool(stream.when_taken(callback, request.trace.behind))
 
 
 RESPONDER = StreamResponder()
