@@ -19,6 +19,7 @@ from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
 from neptrio.errors import Internal, Reason, TritonError, settled
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
+from neptrio.foreign import summary
 from neptrio.loop import threads
 from neptrio.observe import current_span
 from neptrio.request.infer_request import RequestState, monotonic_ns
@@ -216,14 +217,24 @@ class InProcessInstance(BackendInstance):
         _host.enter(self._runner.host)
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
             while not self._loop_ends:
-                self._loop_stopped = True
-                log.error("%s: %s", self._runner.name, LOOP_STOPPED)
-                self._loop.run_forever()
+                self._run_on()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+    def _run_on(self) -> None:
+        """Runs the loop until it is stopped, or a task raises what asyncio lets through (SystemExit). Others wait for what the loop
+        does for them, so it goes on then."""
+        assert self._loop is not None
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            log.error("%s: a task of its event loop has raised %s", self._runner.name, summary(error))
+            return
+        if not self._loop_ends:
+            self._loop_stopped = True
+            log.error("%s: %s", self._runner.name, LOOP_STOPPED)
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         result = function()
@@ -240,10 +251,15 @@ class InProcessInstance(BackendInstance):
         assert self._loop is not None and self._thread is not None
         if self._checking is not None:  # otherwise its caller would wait for ever
             self._checking.cancel()
-        self._loop_ends = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._leave_loop)
         self._thread.join()
         self._loop = None
+
+    def _leave_loop(self) -> None:
+        """On the loop, so that whoever sees the flag knows that the loop has been stopped, or runs no more."""
+        assert self._loop is not None
+        self._loop_ends = True
+        self._loop.stop()
 
     def begin(self, batch: Batch) -> None:
         assert self._loop is not None
