@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,33 @@ def test_reload(app: Path) -> None:
         server.until_logged("serving\n", 3)
         server.http = re.findall(r"REST +on https?://(\S+)", server.log())[-1]
         assert scaled(server, 1) == [4]
+
+
+# the server is a process that reads what nobody writes, and a signal comes while it is started
+SIGNALLED = """
+import argparse, os, signal, subprocess, sys
+from neptrio.commands import serve
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__([sys.executable, "-c", "import sys; sys.stdin.read()"], **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+serve.subprocess.Popen = Interrupted
+print(serve.run(argparse.Namespace(app=sys.argv[1] + ":server", reload=True, isolation="none", flags=[])))
+"""
+
+
+def test_a_signal_that_comes_while_the_server_is_started_ends_it(app: Path) -> None:
+    program = [sys.executable, "-c", SIGNALLED, str(app)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.stdin.close()  # which ends what is left
+            process.kill()
+        assert process.stdout.read() == f"{-signal.SIGTERM}\n"
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,21 @@ def run(options: argparse.Namespace) -> int:
 def _reloading(app: str, argv: list[str]) -> int:
     """Runs the server in a process of its own, again and again. Returns that of the last one when told to stop."""
     folder = Path(app.partition(":")[0])
-    stopped: list[int] = []
+    stopped = False
+    # signals that the process has not been sent: each is taken out, and so sent, once
+    told: deque[int] = deque()
     child: subprocess.Popen[bytes] | None = None
 
+    def pass_on() -> None:
+        with suppress(IndexError):  # that there are no more
+            while child is not None:
+                child.send_signal(told.popleft())
+
     def stop(number: int, _frame: Any) -> None:
-        stopped.append(number)
-        if child is not None:
-            child.send_signal(number)
+        nonlocal stopped
+        stopped = True
+        told.append(number)
+        pass_on()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -75,6 +85,7 @@ def _reloading(app: str, argv: list[str]) -> int:
         seen = _times(folder)
         # of a group of its own: a terminal's Ctrl-C comes to it once, through stop()
         child = subprocess.Popen([sys.executable, "-m", "neptrio", "serve", *argv], process_group=0)
+        pass_on()  # what came while it was started
         ended = False
         while not stopped and _times(folder) == seen:
             if not ended and child.poll() is not None:
@@ -90,6 +101,7 @@ def _reloading(app: str, argv: list[str]) -> int:
             if child.poll() is None:
                 child.terminate()
         status = child.wait()
+        child = None
     return status
 
 
