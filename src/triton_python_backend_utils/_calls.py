@@ -28,7 +28,7 @@ class _Call:
         self._ready = threading.Condition()
         self._responses: deque[InferenceResponse] = deque()
         self._final = False
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self.handle: Any = None
 
     def deliver(self, response: InferenceResponse | None, final: bool) -> None:
@@ -41,10 +41,12 @@ class _Call:
                 self._responses.append(response)
             self._final = self._final or final
             self._ready.notify_all()
-            waiter, self._waiter = self._waiter, None
-        if waiter is not None:
+            waiters = self._waiters
+            if waiters:
+                self._waiters = []
+        for loop, arrived in waiters:
             try:
-                waiter[0].call_soon_threadsafe(_resolve, waiter[1])
+                loop.call_soon_threadsafe(_resolve, arrived)
             except RuntimeError:  # the waiting event loop has ended
                 pass
 
@@ -60,12 +62,15 @@ class _Call:
 
     async def take_async(self) -> InferenceResponse | None:
         """take() for coroutines; cancelling it cancels the inference."""
-        await self.arrival()
-        with self._ready:
-            response = self._responses.popleft() if self._responses else None
-        if response is not None:
-            self.handle.took(response)
-        return response
+        while True:
+            await self.arrival()
+            with self._ready:
+                response = self._responses.popleft() if self._responses else None
+                if response is None and not self._final:  # another task was faster
+                    continue
+            if response is not None:
+                self.handle.took(response)
+            return response
 
     async def arrival(self) -> None:
         """Waits until a response or the end has come; cancelling it cancels the inference."""
@@ -76,10 +81,10 @@ class _Call:
                 if self._responses or self._final:
                     return
                 loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiter = (loop, future)
+                arrived = loop.create_future()
+                self._waiters.append((loop, arrived))
             try:
-                await future
+                await arrived
             except asyncio.CancelledError:
                 self.handle.cancel()
                 raise

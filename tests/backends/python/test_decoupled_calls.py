@@ -85,6 +85,16 @@ class TritonPythonModel:
         sender.send(response(1))
         sender.send(response(2), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
+    def keeps(self, request, sender):
+        self.kept = sender
+        sender.send(response(1))
+
+    def goes_on(self, request, sender):
+        for i in range(2, 4):
+            self.kept.send(response(i))
+        for each in (self.kept, sender):
+            each.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
     def raises(self, request, sender):
         sender.send(response(1))
         raise ValueError("after one")
@@ -159,6 +169,28 @@ class TritonPythonModel:
                                           parameters={"how": "last_with_data"}).exec(decoupled=True)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([sum(known)], np.float32))])]
 """
+# has two tasks wait for the next response of one call before there is any
+SHARES = """
+import asyncio
+import numpy as np
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        def call(how):
+            return pb_utils.InferenceRequest(
+                model_name="callee", inputs=requests[0].inputs(), requested_output_names=["OUT"],
+                parameters={"how": how}).async_exec(decoupled=True)
+
+        responses = await call("keeps")
+        await anext(responses)
+        tasks = [asyncio.ensure_future(anext(responses)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await call("goes_on")
+        found = [pb_utils.get_output_tensor_by_name(r, "OUT").as_numpy()[0] for r in await asyncio.gather(*tasks)]
+        requests[0].get_response_sender().send(
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.sort(np.array(found, np.float32)))]),
+            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 STEP = """{{ model_name: "{}" model_version: -1 input_map {{ key: "IN" value: "IN" }}
   output_map {{ key: "OUT" value: "OUT" }} }}"""
 
@@ -172,6 +204,7 @@ def server(
     python_model(repository, "four", FOUR, config(extra=DECOUPLED))
     python_model(repository, "callee", UNTIL_CANCELLED + CALLEE, config(extra=DECOUPLED))
     python_model(repository, "caller", CALLER, config(extra=DECOUPLED))
+    python_model(repository, "shares", SHARES, config(extra=DECOUPLED))
     python_model(repository, "drops", DROPS)
     for inner in ("four", "callee"):
         write_model(repository, f"{inner}_ensemble", ENSEMBLE.format(STEP.format(inner)))
@@ -194,6 +227,13 @@ def test_calls_that_are_awaited_together_run_together(server: ServerProcess, mod
         answers = [stream.next() for _ in range(5)]
     assert sorted(values[0] for values, _ in answers[:4]) == [0, 1, 2, 3]
     assert answers[4] == (None, True)
+
+
+def test_tasks_that_wait_for_the_responses_of_one_call_get_one_each(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("shares")
+        values, _ = stream.next()
+    assert list(values) == [2, 3]
 
 
 def test_an_end_that_comes_alone_is_a_response_without_outputs(server: ServerProcess) -> None:
