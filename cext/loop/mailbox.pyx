@@ -14,6 +14,7 @@ Rules:
  4. Items of one mailbox are executed in the order of their submission; an item that replaces another gets its place.
  5. The descriptors are written to and closed with the lock held: a thread that was left behind may report when the server
     has ended, and the number could be that of another file of the program by then.
+ 6. What is posted is delivered, or told by lost() that it never will be: a thread may wait for what it brings.
 """
 import os
 
@@ -90,6 +91,9 @@ cdef class WorkItem:
     cpdef object deliver(self):
         """Called on the trio thread after the item has come back."""
 
+    def lost(self):
+        """Called in place of deliver(), on any thread, when there is no trio thread any more. It does not raise."""
+
     cdef void run_here(self) noexcept:
         cdef Work* work = &self.work
         with nogil:
@@ -120,7 +124,7 @@ cdef class CompletionQueue:
         pthread_mutex_destroy(&self.lock)
 
     def close(self):
-        """Closes the descriptors: nobody drains the queue any more."""
+        """Closes the descriptors: nothing is delivered any more (rules 5 and 6)."""
         pthread_mutex_lock(&self.lock)
         if self.read_fd >= 0:
             close(self.read_fd)
@@ -128,6 +132,12 @@ cdef class CompletionQueue:
                 close(self.write_fd)
         self.read_fd = self.write_fd = -1
         pthread_mutex_unlock(&self.lock)
+        self.lose()
+
+    def lose(self):
+        """Tells the items that nobody will deliver."""
+        for item in self.drain():
+            item.lost()
 
     cdef void push(self, Work* work) noexcept nogil:
         cdef uint64_t one = 1
@@ -151,6 +161,8 @@ cdef class CompletionQueue:
         cdef Work* work = &item.work
         with nogil:
             self.push(work)
+        if self.read_fd < 0:  # looked at behind the push, as close() drains behind the change: one of them tells the item
+            self.lose()
 
     def drain(self):
         # type: () -> list[WorkItem]

@@ -228,6 +228,13 @@ class Server:
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
         """Loads the models, serves until stop() is called, drains and unloads."""
+        try:
+            await self._serve(started)
+        finally:
+            self.completions.close()
+        log.info("stopped")
+
+    async def _serve(self, started: Callable[[], None]) -> None:
         async with trio.open_nursery() as core:
             await core.start(self.loop.loop_pass.run)
             await core.start(self.loop.timers.run)
@@ -299,8 +306,6 @@ class Server:
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
-        self.completions.close()
-        log.info("stopped")
 
     async def _settle_devices(self) -> None:
         """Waits until the GPUs have what regions and models held; within the exit timeout."""

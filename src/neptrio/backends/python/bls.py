@@ -11,6 +11,7 @@ Rules:
  3. A call that would wait for itself is refused at once. That is the case when each instance that could execute it
     waits, directly or through other calls, for the instance that makes it. It is looked for again when an instance's next
     process could not be started.
+ 4. When the server has ended, whoever asks gets an error: a thread of the model's may outlive the instance.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ log = logging.getLogger("neptrio.python")
 LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
 AHEAD_BYTES = 1 << 20  # bytes of responses not yet taken by the calling model; above it the called one waits
 
+Answer = Callable[[Any, "str | None"], None]  # takes a value, and the text of an error or None
+STOPPED = "the server has stopped"
+
 # instance -> the call that its thread waits for; on the trio thread
 waits: dict[Any, Call] = {}
 current_batch: ContextVar[Batch | None] = ContextVar("neptrio_python_batch", default=None)
@@ -51,11 +55,35 @@ current_batch: ContextVar[Batch | None] = ContextVar("neptrio_python_batch", def
 class OnLoop(WorkItem):
     """A function to be called on the trio thread."""
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
 
     def deliver(self) -> None:
         self._function()
+
+
+class _Submission(WorkItem):
+    """A call on its way to the trio thread."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def deliver(self) -> None:
+        self._call.submit()
+
+    def lost(self) -> None:
+        self._call.lost()
+
+
+class _Question(OnLoop):
+    """A function to be called on the trio thread, for an answer that a thread may wait for."""
+
+    def __init__(self, function: Callable[[], object], answer: Answer) -> None:
+        super().__init__(function)
+        self._answer = answer
+
+    def lost(self) -> None:
+        self._answer(None, STOPPED)
 
 
 def _instances(model: Any) -> list[Any]:
@@ -153,6 +181,10 @@ class Call(Responder):
             error = Internal(text_of(error))
         self._resumed()
         self._hand(self.receive(InferResponse(None, error)), True)
+
+    def lost(self) -> None:
+        """There is no trio thread any more that could submit the request. Any thread."""
+        self._hand(self.receive(InferResponse(None, Unavailable(STOPPED))), True)
 
     def _hand(self, response: Any, final: bool) -> None:
         """Delivers a response to whoever waits for it. After the last one nothing refers back to this call: neither who
@@ -298,9 +330,6 @@ async def _logged(operation: Callable[[], Any]) -> None:
         log.error("a model could not unload itself: %s", error)
 
 
-Answer = Callable[[Any, "str | None"], None]  # takes a value, and the text of an error or None
-
-
 def _awaited(ask: Callable[[Answer], None]) -> Any:
     """Asks and waits for the answer. Not on the trio thread. Raises TritonModelException if it is an error."""
     done = threading.Event()
@@ -363,7 +392,7 @@ class InProcessHost(Host):
         call = Call(
             self._services, made, decoupled, deliver, self.batch.instance if here and self.batch else None
         )
-        self._services.completions.post(OnLoop(call.submit))
+        self._services.completions.post(_Submission(call))
         return call
 
     def _parent(self, request: Any) -> InferRequest | None:
@@ -385,15 +414,19 @@ class InProcessHost(Host):
         """Runs an asynchronous repository operation on the trio thread."""
 
         async def run() -> None:
-            error: BaseException | None = None
+            failure: str | None = STOPPED  # where the loop ends meanwhile
             try:
                 await call()
-            except Exception as caught:
-                error = caught
+                failure = None
+            except Exception as error:
+                failure = text_of(error)
             finally:
-                answer(None, None if error is None else text_of(error))
+                answer(None, failure)
 
-        self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
+        self._ask(lambda: trio.lowlevel.spawn_system_task(run), answer)
+
+    def _ask(self, function: Callable[[], object], answer: Answer) -> None:
+        self._services.completions.post(_Question(function, answer))
 
     def ask_load(self, name: str, files: dict[str, bytes], config: str, answer: Answer) -> None:
         """load_model() without waiting: `answer` is called on the trio thread."""
@@ -409,9 +442,7 @@ class InProcessHost(Host):
             return self._services.repository.unload(name, unload_dependents)
 
         if name == self._model:  # the unload waits for the request that asks for it, so do not wait here
-            self._services.completions.post(
-                OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
-            )
+            self._services.completions.post(OnLoop(lambda: trio.lowlevel.spawn_system_task(_logged, unload)))
             answer(None, None)
         else:
             self._repository(unload, answer)
@@ -426,7 +457,7 @@ class InProcessHost(Host):
                 ready = False
             answer(ready, None)
 
-        self._services.completions.post(OnLoop(look))
+        self._ask(look, answer)
 
     def ask_described(self, subject: str, name: str, version: str, answer: Answer) -> None:
         """What the server says of itself or of a model: (-1, JSON), or (an error's number, its text). `answer` is called on the
@@ -442,7 +473,7 @@ class InProcessHost(Host):
                 found = convert.NUMBERS[Code.INTERNAL], text_of(error)
             answer(found, None)
 
-        self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
+        self._ask(lambda: trio.lowlevel.spawn_system_task(run), answer)
 
     def ask_decoupled(self, name: str, version: str, answer: Answer) -> None:
         """is_model_decoupled() without waiting: `answer` is called on the trio thread."""
@@ -453,7 +484,7 @@ class InProcessHost(Host):
             except TritonError as error:
                 answer(None, text_of(error))
 
-        self._services.completions.post(OnLoop(look))
+        self._ask(look, answer)
 
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
         _awaited(lambda answer: self.ask_load(name, files, config, answer))

@@ -73,6 +73,10 @@ class ResponseDelivery(WorkItem):
         ):
             self._done()
 
+    def lost(self) -> None:
+        if self._done is not None:
+            self._done()
+
 
 class Reschedule(WorkItem):
     """Carries a request to the trio thread that the model wants to execute again (iterative sequences)."""
