@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends.python.models import isolated
 
 PROGRAM = """
 import os, sys, time
@@ -46,10 +51,39 @@ with server.running() as running:
 if not child:
     os._exit(0)
 """
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+# both have processes for models, and the parent has another one made when the child has ended
+BOTH = """
+import os, sys
+import numpy as np
+import neptrio
+
+def echoes(running):
+    return running.model("echo").infer({"IN": np.ones(1, np.float32)}, timeout=30)["OUT"].item() == 1
+
+with neptrio.Server(sys.argv[1]).running() as running:
+    assert echoes(running)
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            with neptrio.Server(sys.argv[1]).running() as own:
+                status = 0 if echoes(own) else 4
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    running.load("echo")
+    print(echoes(running))
+"""
 
 
-def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -62,3 +96,9 @@ def test_calls_are_refused_at_once_in_the_child() -> None:
 def test_a_child_that_leaves_the_context_leaves_the_functions_folder() -> None:
     head = PROGRAM[: PROGRAM.index("def refused")]
     assert run(head + PARENT) == "6.0\n"
+
+
+@pytest.mark.slow
+def test_a_child_makes_a_server_of_its_own(tmp_path: Path) -> None:
+    isolated(tmp_path, "echo", ECHO)
+    assert run(BOTH, str(tmp_path)) == "0\nTrue\n"

@@ -10,6 +10,7 @@ Rules:
  4. What is called at an end does not block: it is called with the lock held, so that forget() returns after it.
  5. A child that nobody waits for is handed over with reap(). If it cannot be watched now, it is looked at before the next is
     started.
+ 6. A process that this one forks has neither this thread nor these children: there it begins anew.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class ProcessEnds:
     """Calls a function at the end of each child that is watched. Any thread."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Called in a process that was forked (rule 6), where nobody holds the lock any more."""
         self._lock = threading.Lock()
         self._watched: dict[Child, Callable[[], None]] = {}
         self._by_pidfd: dict[int, Child] = {}
@@ -168,3 +173,4 @@ class ProcessEnds:
 
 
 ends = ProcessEnds()
+os.register_at_fork(after_in_child=ends.begin_anew)

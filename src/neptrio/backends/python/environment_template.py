@@ -114,8 +114,15 @@ class EnvironmentTemplates:
     """Those of a process. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._known: dict[Any, EnvironmentTemplate] = {}
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Called in a process that was forked (rule 6 of template.py)."""
+        self._lock = threading.Lock()
+        for known in self._known.values():
+            known.begin_anew()
+        self._known = {}
 
     def find(
         self, python: str, environ: dict[str, str], limits: dict[str, Any]
@@ -151,3 +158,4 @@ def _installed(python: str) -> tuple[tuple[str, int, int, int], ...]:
 
 
 environment_templates = EnvironmentTemplates()
+os.register_at_fork(after_in_child=environment_templates.begin_anew)

@@ -11,6 +11,7 @@ Rules:
  4. A template is not believed: that of a model runs the model's code. Which process it has forked, the kernel says
     (children.Birth).
  5. A process that ends waits for nobody who waits for the template: its requests fail only once its end is told.
+ 6. The template belongs to the process that has started it. One that this process has forked starts its own.
 """
 
 from __future__ import annotations
@@ -56,13 +57,22 @@ class Template:
     rings = "compiled"  # the end of the rings that its processes have (triton_python_backend_utils._process)
     output: int | None = None  # where what it prints itself goes, None: where the server's goes
 
+    _running: Started | None = None
+
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Called in a process that was forked (rule 6): the threads of its parent that may hold the locks are not there."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+            running.returncode = 0  # so that nobody here waits for it
         self._lock = threading.Lock()  # held while the template is started and asked
         self._counting = threading.Lock()  # held for moments; guards what follows
         self._users = 0  # processes, and calls of fork()
         self._timer: threading.Timer | None = None
         self._sock: socket.socket | None = None
-        self._running: Started | None = None
         self._starts: queue.SimpleQueue[Callable[[], None] | None]
         self._starter: threading.Thread | None = None  # rule 2
 
@@ -257,6 +267,7 @@ def _hang_up(sock: socket.socket) -> None:
 MOST_BYTES = 1 << 20  # of what a template is asked; the system may allow less than that
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1 of the template
 template = Template()
+os.register_at_fork(after_in_child=template.begin_anew)
 
 
 class ModelTemplate(Template):
