@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -130,3 +132,40 @@ def test_a_failing_sample_fails_the_load_with_its_reason(
         with pytest.raises(InferenceServerException, match=reason):
             client.load_model(name)
         assert not client.is_model_ready(name)
+
+
+@pytest.mark.slow
+def test_a_sample_that_the_disk_does_not_give_holds_up_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, given = threading.Event(), threading.Event()
+    read = Path.read_bytes
+
+    def held(path: Path) -> bytes:
+        if path.name == "five.bin":
+            reading.set()
+            assert given.wait(120)
+        return read(path)
+
+    def load() -> None:
+        with (
+            httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+            pytest.raises(InferenceServerException),
+        ):
+            client.load_model("warm")
+
+    monkeypatch.setattr(Path, "read_bytes", held)
+    files: dict[str, str | bytes] = {"1/model.py": CHECKER, "warmup/five.bin": struct.pack("<2i", 5, 6)}
+    write_model(tmp_path, "warm", PYTHON + sample("file", 'input_data_file: "five.bin"'), files)
+    server = EmbeddedServer(tmp_path, model_control_mode="explicit")
+    loading = threading.Thread(target=load, daemon=True)
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    try:
+        loading.start()
+        assert reading.wait(60)
+        stopping.start()
+        stopping.join(60)
+        assert not stopping.is_alive()
+    finally:
+        given.set()
+    loading.join(60)

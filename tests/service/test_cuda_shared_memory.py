@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from neptrio.service.cuda_shared_memory import CudaSharedMemory
 from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until_trio
 
 HANDLE = bytes(64)
 
@@ -58,6 +60,31 @@ def test_regions() -> None:
     assert not memory.has("a") and memory.has("b")
     memory.unregister()
     assert memory.status() == []
+
+
+def test_a_driver_that_hangs_holds_up_nobody() -> None:
+    opening, opened = threading.Event(), threading.Event()
+
+    def hang(*arguments: Any) -> FakeRegion:
+        opening.set()
+        assert opened.wait(120)
+        return FakeRegion(*arguments)
+
+    async def give_up(memory: CudaSharedMemory) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(memory.register, "r", HANDLE, 0, 100)
+            await until_trio(opening.is_set)
+            nursery.cancel_scope.cancel()
+
+    memory = CudaSharedMemory(hang)
+    given_up = threading.Thread(target=trio.run, args=(give_up, memory), daemon=True)
+    given_up.start()
+    try:
+        given_up.join(60)
+        assert not given_up.is_alive()
+    finally:
+        opened.set()
+    assert not memory.has("r")
 
 
 def test_inputs_and_outputs_stay_inside_their_region() -> None:

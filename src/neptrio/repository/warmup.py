@@ -61,7 +61,7 @@ async def warm_up(model: Any, instances: Iterable[Any]) -> None:
             continue
         failures: list[TritonError] = []
         try:
-            inputs = await threads.run(_inputs, model, sample)
+            inputs = await threads.run(_inputs, model, sample, abandon_on_cancel=True)
             async with trio.open_nursery() as nursery:
                 for instance in instances:
                     nursery.start_soon(_run, model, sample, inputs, instance, failures)

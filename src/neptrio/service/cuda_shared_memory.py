@@ -130,7 +130,9 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
             problem = f"byte_size must be above 0, got {byte_size}"
         if not problem:
             try:
-                opened = await threads.run(self._open, name, raw_handle, device_id, byte_size)
+                opened = await threads.run(
+                    self._open, name, raw_handle, device_id, byte_size, abandon_on_cancel=True
+                )
                 self.check_new(name)  # somebody else may have been quicker
                 self._regions[name] = opened
                 return
