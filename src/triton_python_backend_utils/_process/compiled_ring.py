@@ -10,7 +10,7 @@ import neptrio.rings.model_side as ends
 
 from .._execute import check_class, hidden
 from .._host import completing
-from . import modules
+from . import modules, threads
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
@@ -55,4 +55,4 @@ def preload(asked: dict[str, Any]) -> None:
 
 def main(descriptor: int) -> None:
     """Runs the process on the socket of that number."""
-    CompiledRingChild(own_socket(descriptor)).run()
+    threads.main(CompiledRingChild(own_socket(descriptor)).run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import plain_side
+from . import plain_side, threads
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
@@ -29,4 +29,4 @@ class PlainRingChild(RingChild):
 
 def main(descriptor: int) -> None:
     """Runs the process on the socket of that number."""
-    PlainRingChild(own_socket(descriptor)).run()
+    threads.main(PlainRingChild(own_socket(descriptor)).run)

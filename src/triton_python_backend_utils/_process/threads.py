@@ -4,8 +4,9 @@ The system may refuse a thread at any moment (a limit of the user, the container
 RuntimeError then. Here that is an error of what needed the thread, in words that its reader can use. The server's own threads
 start in neptrio.loop.threads.
 
-What such a thread does, nobody else does: it receives, or sends what others wait for. So its error ends the process, whose
-end the server notices, instead of leaving those who wait.
+What such a thread does, nobody else does: it receives, or sends what others wait for. So does the main thread, which executes. So
+the error of one ends the process, whose end the server notices, instead of leaving those who wait: Python alone would wait for
+other threads, also those that a model has started.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def start(target: Callable[..., Any], *args: Any) -> None:
         raise NoThread(
             "the system gives the model's process no further thread now (limit of threads, or memory)"
         ) from None
+
+
+def main(target: Callable[[], None]) -> None:
+    """What the main thread does: calls `target()`, which does not return."""
+    _run(target, ())
 
 
 def _run(target: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -1,9 +1,11 @@
-"""An asynchronous model in the server's process of which a coroutine raises SystemExit, which asyncio lets through its loop: nobody
-who waits for that loop waits for ever."""
+"""An asynchronous model of which a coroutine raises SystemExit, which asyncio lets through its loop: nobody who waits for that loop
+waits for ever. In the server's process the loop goes on; a process of the model's own ends."""
 
 from __future__ import annotations
 
+import venv
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import isolated
+from tests.backends.python.test_environment_template import SITE, THREADS_AT_START
 from tests.support.server import ServerProcess
 
 EXITS = """
@@ -35,6 +38,12 @@ class TritonPythonModel:
     async def finalize(self):
         if self.name == "finalize":
             sys.exit(3)
+"""
+# the thread is none that Python ends with the process
+IN_A_PROCESS = """
+import threading
+
+threading.Thread(target=threading.Event().wait).start()
 """
 
 
@@ -71,3 +80,25 @@ def test_requests_are_answered(client: httpclient.InferenceServerClient) -> None
 def test_the_model_is_unloaded(server: ServerProcess, client: httpclient.InferenceServerClient) -> None:
     client.unload_model("finalize")
     server.until_logged("successfully unloaded 'finalize'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_process_ends_whatever_threads_it_has(tmp_path: Path, forked: bool) -> None:
+    environment, repository = tmp_path / "environment", tmp_path / "repository"
+    venv.create(environment, with_pip=False, symlinks=True)
+    paths = environment / SITE
+    (paths / "numpy.pth").write_text(f"{Path(np.__file__).parent.parent}\n")
+    if not forked:  # an interpreter that runs threads is started for each process
+        (paths / "runs.pth").write_text("import threads_at_start\n")
+        (paths / "threads_at_start.py").write_text(THREADS_AT_START)
+    code = EXITS.replace("self.name", '"execute"') + IN_A_PROCESS
+    isolated(repository, "execute", code, way=str(environment))
+    with (
+        ServerProcess(repository, failures="SystemExit: 3") as server,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+    ):
+        tensor = httpclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        with pytest.raises(InferenceServerException, match="its process exited with status 1"):
+            client.infer("execute", [tensor])
