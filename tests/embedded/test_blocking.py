@@ -13,6 +13,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
 import neptrio
+from neptrio.loop import threads
 from neptrio.testing import FakeModel, TestServer
 from tests.embedded import models
 from tests.support.repository import identity_config, write_model
@@ -353,6 +354,19 @@ def test_start_and_stop_without_a_context() -> None:
     made.stop()
     with pytest.raises(neptrio.Unavailable):
         running.ready()
+
+
+def test_a_stop_that_comes_before_the_thread_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = models.new_server()
+    begin = threads.begin
+
+    def stopped(thread: threading.Thread) -> None:
+        server.stop()
+        begin(thread)
+
+    monkeypatch.setattr(threads, "begin", stopped)
+    with pytest.raises(neptrio.Unavailable, match="the server has stopped"):
+        server.start()
 
 
 def test_inputs_that_may_be_none(server: neptrio.RunningServer) -> None:

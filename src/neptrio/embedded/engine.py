@@ -270,9 +270,9 @@ class OwnThread:
 
     def stop(self) -> None:
         """Drains, unloads and ends the thread. Harmless when it has ended, or never began."""
+        self._stop_asked = True  # first: a thread that begins only now sees it
         if not self._thread.ident:
             return
-        self._stop_asked = True
         engine = self._engine
         if self._thread.is_alive() and engine is not None:
             try:
