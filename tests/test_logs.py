@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,28 @@ def test_the_places_remembered_are_bounded() -> None:
     for n in range(3 * PLACES):
         assert flood.filter(at(1, f"model {n}"))
     assert len(flood._places) == PLACES
+
+
+def test_what_is_logged_in_the_middle_of_a_record_passes() -> None:
+    """The collector may run anywhere, and with it a finalizer that logs, such as that of a task of asyncio."""
+    flood, passed = FloodFilter(), []
+
+    class Subject(str):
+        """Does while the filter looks its record up what a finalizer might do then."""
+
+        def __hash__(self) -> int:
+            passed.append(flood.filter(record(logging.INFO)))
+            return super().__hash__()
+
+    def log() -> None:
+        outer = record(logging.INFO)
+        outer.subject = Subject("a subject")
+        passed.append(flood.filter(outer))
+
+    logging_thread = threading.Thread(target=log, daemon=True)
+    logging_thread.start()
+    logging_thread.join(60)
+    assert len(passed) > 1 and all(passed)
 
 
 def test_a_long_record_loses_its_middle() -> None:

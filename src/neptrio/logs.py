@@ -140,7 +140,7 @@ class FloodFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in between, on the same thread, and log
         # (place and subject) -> (records it may log now, time of that number, records left out since the last one)
         self._places: dict[tuple[str, int, str, str], tuple[float, float, int]] = {}
 
@@ -169,7 +169,7 @@ class FloodFilter(logging.Filter):
             else:
                 left_out += 1
             if len(self._places) >= PLACES:
-                del self._places[next(iter(self._places))]
+                self._places.pop(next(iter(self._places)), None)
             self._places[key] = budget, record.created, left_out
         return passes
 

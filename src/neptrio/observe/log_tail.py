@@ -37,7 +37,7 @@ class LogTail:
     """The last lines. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in between, on the same thread, and log
         self._lines: deque[Line] = deque()
         self._size = 0
         self._number = 0
