@@ -1,4 +1,4 @@
-"""What a template leaves behind in the server when the last of its processes has ended."""
+"""The end of a template: after the last of its processes, and when the model that it was started for is unwanted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from neptrio.backends.python import template as templates
 from neptrio.backends.python.environment_template import EnvironmentTemplate
 from neptrio.backends.python.template import ModelTemplate
 from neptrio.errors import Internal
+from tests.backends.python.models import python_model
+from tests.backends.python.test_rings import named
+from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 
@@ -65,3 +70,41 @@ def test_a_template_that_is_killed_at_its_first_start_is_started_again(tmp_path:
     child.close()
     made.release()
     assert not made.unusable
+
+
+# its preload() says that it has begun, and never returns
+PRELOADS_FOR_EVER = """
+import os
+from pathlib import Path
+
+def preload(args):
+    pipe = os.open(Path(__file__).parents[1] / "pipe", os.O_RDWR)
+    print("preload has begun", flush=True)
+    os.read(pipe, 1)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.slow
+def test_a_preload_ends_with_the_load_that_is_given_up(tmp_path: Path) -> None:
+    folder = python_model(tmp_path, "endless", PRELOADS_FOR_EVER)
+    os.mkfifo(folder / "pipe")
+    with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
+
+        def load() -> None:
+            with (
+                httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+                pytest.raises(InferenceServerException),
+            ):
+                client.load_model("endless")
+
+        loading = threading.Thread(target=load, daemon=True)
+        loading.start()
+        server.until_logged("preload has begun")
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            client.unload_model("endless")
+        until(lambda: not named(server, "py:endless"), "its process is gone")
+        loading.join(60)

@@ -303,7 +303,6 @@ class PythonBackend(Backend):
                 "args": self.arguments("", "", 0),
             }
             self._template = ModelTemplate(context.name, asked, environ, limited, initialize_seconds(context))
-            context.abandonment.add(self._template.kill)
         return self._template
 
     def unload(self) -> None:

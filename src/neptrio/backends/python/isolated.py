@@ -152,6 +152,7 @@ class IsolatedInstance(BackendInstance):
         process = Process(
             *(self.name, self._python, self._message, self._ended, self._environ, self._resources),
             origin=self._origin,
+            unwanted=self._stopping.is_set,
         )
         self._starting = process
         session: ProcessSession | None = None
@@ -218,6 +219,7 @@ class IsolatedInstance(BackendInstance):
         process = self._starting
         if process is not None:
             process.kill()
+        self._origin.give_up()
 
     def _ended(self, process: Process) -> None:
         """Called when the child has ended (rule 1). Reader thread."""

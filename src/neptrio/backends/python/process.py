@@ -78,10 +78,12 @@ class Process:
         environ: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
         origin: template.Template = template.template,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
         """`python` is the path of the interpreter, None for the server's. `environ` and `limits` are made by
         neptrio.backends.python.limits. `origin` is the template that the process is forked from, if forking is
-        possible and the interpreter is the server's; others have templates of their own (environment_template.py)."""
+        possible and the interpreter is the server's; others have templates of their own (environment_template.py). `unwanted`: see
+        template.Template.fork()."""
         self.name = name
         self.ended = threading.Event()
         self.killed_for = ""  # why the server has killed it, "" if it has not
@@ -114,7 +116,9 @@ class Process:
                 self._threads.append(threads.start(self._when_begun, target, name=f"{name}-{role}"))
             if source is not None:
                 try:
-                    self._child = source.fork(f"py:{name}", theirs.fileno(), given, limits or {})
+                    self._child = source.fork(
+                        f"py:{name}", theirs.fileno(), given, limits or {}, unwanted=unwanted
+                    )
                     self._template = True
                 except template.Unusable as error:
                     self._log.debug("%s", error)

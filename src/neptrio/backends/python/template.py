@@ -51,6 +51,11 @@ ANSWER_SECONDS = 30.0
 SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and HAS_PIDFDS
 
 
+def _never() -> bool:
+    """Somebody waits until the end."""
+    return False
+
+
 class Template:
     """Forks processes on request. Any thread."""
 
@@ -71,15 +76,23 @@ class Template:
         self._lock = threading.Lock()  # held while the template is started and asked
         self._counting = threading.Lock()  # held for moments; guards what follows
         self._users = 0  # processes, and calls of fork()
+        self._unwanted: Callable[[], bool] = _never  # of the call of fork() that has _lock
         self._timer: threading.Timer | None = None
         self._sock: socket.socket | None = None
         self._starts: queue.SimpleQueue[Callable[[], None] | None]
         self._starter: threading.Thread | None = None  # rule 2
 
     def fork(
-        self, title: str, sock: int, environ: dict[str, str], limits: dict[str, Any], preload: Any = None
+        self,
+        title: str,
+        sock: int,
+        environ: dict[str, str],
+        limits: dict[str, Any],
+        preload: Any = None,
+        unwanted: Callable[[], bool] = _never,
     ) -> Forked:
-        """Forks a process that gets the socket `sock`. With `preload`, it becomes the template of one model.
+        """Forks a process that gets the socket `sock`. With `preload`, it becomes the template of one model. `unwanted`:
+        whether nobody waits for it any more, of which give_up() is told.
 
         Raises OSError, or NoThread.
         """
@@ -91,6 +104,7 @@ class Template:
                 self._timer = None
         try:
             with self._lock:
+                self._unwanted = unwanted
                 try:
                     return self._ask(title, sock, environ, limits, preload)
                 except _Refused:
@@ -102,6 +116,9 @@ class Template:
         except BaseException:
             self.release()
             raise
+
+    def give_up(self) -> None:
+        """One that waits in fork() has come to be unwanted. Any thread."""
 
     def release(self) -> None:
         """Called when a process that was forked here has ended. Never waits for the template (rule 5)."""
@@ -291,6 +308,7 @@ class ModelTemplate(Template):
         self._limits = limits
         self._seconds = seconds
         self._process: Forked | None = None
+        self._preloading: Forked | None = None  # this process, until its preload() has ended
         self._reader: threading.Thread | None = None
         self._closed = False
         self._log = logging.getLogger("neptrio.model." + name)
@@ -298,8 +316,13 @@ class ModelTemplate(Template):
     def release(self) -> None:
         pass  # it does not linger
 
+    def give_up(self) -> None:
+        process = self._preloading
+        if process is not None and self._unwanted():
+            process.kill()
+
     def kill(self) -> None:
-        """Kills it, because the load that waits for it was given up. Any thread."""
+        """Kills it. Any thread."""
         process = self._process
         if process is not None:
             process.kill()
@@ -341,8 +364,10 @@ class ModelTemplate(Template):
             raise
         finally:
             theirs.close()
-        self._process = process
+        self._process = self._preloading = process
         try:
+            if self._unwanted():  # since before give_up() could see the process
+                raise Internal(f"the start of '{self._name}' was given up", reason=Reason.BACKEND)
             # whatever it leaves behind that holds its socket: it is heard no more when it has ended
             ends.watch(process, lambda: _hang_up(ours))
             self._reader = threads.start(self._output, process, name=f"{self._name}-output")
@@ -352,6 +377,8 @@ class ModelTemplate(Template):
             ours.close()
             self._stop()
             raise
+        finally:
+            self._preloading = None
         ours.settimeout(ANSWER_SECONDS)
         self._sock = ours
 
