@@ -77,6 +77,11 @@ cdef class LoopPassCore:
         finally:
             self.ending = False
 
+    @property
+    def unended(self) -> bool:
+        """Something is marked or has output to send, and nobody has ended the pass."""
+        return bool(self.dispatchers or self.connections)
+
     cpdef take_later(self):
         """Marks the schedulers that mark_later() has collected. The caller must then call end()."""
         self.dispatchers += self.later

@@ -198,6 +198,28 @@ def test_what_was_to_be_done_later_is_done(mode: str) -> None:
     trio.run(main)
 
 
+def test_a_pass_that_a_task_has_begun_and_not_ended_is_ended(mode: str) -> None:
+    class Marked:
+        def dispatch(self, now: int) -> None:
+            loop.loop_pass.want_flush(self)
+
+        def flush(self) -> None:
+            done.set()
+
+    async def main() -> None:
+        nonlocal loop, done
+        async with running() as loop:
+            for _ in range(3):
+                done = trio.Event()
+                await trio.testing.wait_all_tasks_blocked()
+                loop.loop_pass.mark(Marked())
+                await done.wait()
+
+    loop: Loop
+    done: trio.Event
+    trio.run(main)
+
+
 def test_threads_wake_tasks(mode: str) -> None:
     async def main() -> None:
         async with running() as loop:

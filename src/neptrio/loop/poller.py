@@ -32,6 +32,8 @@ Rules:
  7. What takes long comes last in a pass, when what the others have to send was sent: bells of those that go on with long work
     (`late`), and portions of large answers (loop/pending_output.py). While there are such, nobody sleeps.
  8. Where there is no epoll, read() waits for its own socket.
+ 9. A pass that a task has begun and not ended is ended before the loop sleeps, whoever waits: nobody else does before
+    something comes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ import socket
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 
@@ -109,6 +111,17 @@ class _Watch:
         self.receive = receive
         self.done = trio.Event()
         self.error: BaseException | None = None
+
+
+class _BeforeSleep(trio.abc.Instrument):
+    """Calls a function when trio is about to sleep."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout > 0:
+            self._call()
 
 
 class Poller(trio.abc.Instrument):
@@ -292,8 +305,12 @@ class Poller(trio.abc.Instrument):
         end, deadline = now + int(min(timeout, LONGEST_WAIT) * 1e9), inside.next_deadline()
         loop_pass.hold()
         try:
+            if behind := loop_pass.unended:
+                self._take([])
+                waits()
             while True:
-                wait = 0 if unsent else min(end, timers.next_ns) - now
+                wait = 0 if unsent or behind else min(end, timers.next_ns) - now
+                behind = False
                 ready = (
                     busy_poll.look(self._poll, select.EPOLLIN) if busy_poll is not None and wait > 0 else None
                 )
@@ -317,6 +334,12 @@ class Poller(trio.abc.Instrument):
         finally:
             loop_pass.release()
 
+    def _end_pass(self) -> None:
+        """Rule 9, where trio waits itself. It has decided how long before this."""
+        if self._loop_pass.unended:
+            self._loop_pass.end()
+            self._wake()
+
     def _poll(self) -> list[tuple[int, int]]:
         assert self._epoll is not None
         return self._epoll.poll(0, READY_AT_ONCE)
@@ -330,11 +353,13 @@ class Poller(trio.abc.Instrument):
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The poller's task. Started by the server's nursery before the listeners."""
+        self._token = trio.lowlevel.current_trio_token()
         if self._epoll is None:
             self.way = "by a task each (this system has no epoll)"
             log.warning("sockets are waited for %s: slower, same behaviour", self.way)
-            task_status.started()
-            return
+            with self._ending_passes():
+                task_status.started()
+                await trio.sleep_forever()
         inside, reason = _look_inside()
         self.inside = inside
         self.way = "in trio's stead" if inside is not None else f"by a task ({reason})"
@@ -349,9 +374,8 @@ class Poller(trio.abc.Instrument):
         task_status.started()
         try:
             if inside is None:
-                await self._read_for_all(self._epoll)
-                return
-            self._token = trio.lowlevel.current_trio_token()
+                with self._ending_passes():
+                    await self._read_for_all(self._epoll)
             self._epoll.register(inside.fd, select.EPOLLIN)
             self.outputs = Outputs(self._epoll, self._watches, self.lag, lambda: look.poll(0))
             self._full = self.outputs.full
@@ -373,7 +397,16 @@ class Poller(trio.abc.Instrument):
             self._epoll.close()
             self._watches.clear()  # whose owners refer back to it
 
-    async def _read_for_all(self, epoll: select.epoll) -> None:
+    @contextmanager
+    def _ending_passes(self) -> Iterator[None]:
+        before_sleep = _BeforeSleep(self._end_pass)
+        trio.lowlevel.add_instrument(before_sleep)
+        try:
+            yield
+        finally:
+            trio.lowlevel.remove_instrument(before_sleep)
+
+    async def _read_for_all(self, epoll: select.epoll) -> NoReturn:
         while True:
             await trio.lowlevel.wait_readable(epoll.fileno())
             for _ in range(ROUNDS):
