@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from tests.backends.python.models import config, isolated
 from tests.support.gate import Gate
 from tests.support.http import Http1
-from tests.support.infer_messages import IDENTITY_JSON
+from tests.support.infer_messages import IDENTITY_JSON, binary_head
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
-from tests.transport.rest.conftest import in_flight
+from tests.transport.rest.conftest import accepted, in_flight
 
 # each response has 64 KiB; asked for no responses, it answers how many it has sent of the last request
 PARTS = """
@@ -105,6 +106,30 @@ def test_a_stream_behind_a_request_that_takes_long_waits(gate: Gate, tmp_path: P
         server.until_logged("told: ")
         until(lambda: in_flight(server) == 1, "the stream of a client that has left is over")
         gate.go()
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_is_noticed_while_there_is_no_room(gate: Gate, tmp_path: Path) -> None:
+    """Behind a body that inflates to the limit no request is read until it is answered."""
+    most = 100_000
+    size = most // 4 * 4 - 400
+    head = binary_head([1, size // 4], "INT32", size)
+    head += b" " * (most - size - len(head))
+    ahead = 3  # one executes, one is prepared
+    with (
+        ServerProcess(tmp_path / "models", f"--http-max-input-size={most}") as server,
+        Pipelined(server, gate) as other,
+    ):
+        for _ in range(ahead - 1):
+            other.start("POST", "/v2/models/gate/infer", FIRST)
+        until(lambda: accepted(server, "gate") == ahead, "the model has enough to do")
+        with Http1(server.http) as client:
+            headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Encoding": "gzip"}
+            client.start("POST", "/v2/models/gate/infer", gzip.compress(head + bytes(size)), headers)
+            until(lambda: accepted(server, "gate") == ahead + 1, "the large one waits")
+        until(lambda: in_flight(server) == ahead, "it is cancelled")
+        gate.go("k" * ahead)
+        assert [other.read().status for _ in range(ahead)] == [200] * ahead
 
 
 @pytest.mark.slow

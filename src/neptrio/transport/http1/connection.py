@@ -207,9 +207,7 @@ class Http1Connection(Http1Input):
                 self.loop_pass.end()
                 while not self.closing:
                     if not self.has_room():
-                        self.room = trio.Event()
-                        await self.room.wait()
-                        self.room = None
+                        await self._until_room()
                         continue
                     if self.later is not None:
                         data, self.later = self.later, None
@@ -233,20 +231,37 @@ class Http1Connection(Http1Input):
             self._parser = None
         return handed_over
 
+    async def _until_room(self) -> None:
+        """Waits until another request may be read."""
+        self.room = trio.Event()
+        self._watch_end()
+        await self.room.wait()
+        self.room = None
+        if not self.paused:
+            self._watch_no_more()
+
     def pause(self) -> None:
         """A worker does something for this connection: until resume() no request is looked at."""
         self.paused += 1
-        if self.watching is None and not self.closing:
-            self.watching = trio.CancelScope()
-            self.wire.start(self._notice_end, self.watching)
+        self._watch_end()
 
     def resume(self) -> None:
         """It has done it."""
         self.paused -= 1
-        if self.paused == 0 and self.watching is not None:
-            self.watching.cancel()
+        if self.room is None and self.paused == 0:
+            self._watch_no_more()
         if self.room is not None and self.has_room():
             self.room.set()
+
+    def _watch_end(self) -> None:
+        """Nothing is read from now on: has a task notice that the peer ends its side."""
+        if (self.watching is None or self.watching.cancel_called) and not self.closing:
+            self.watching = trio.CancelScope()
+            self.wire.start(self._notice_end, self.watching)
+
+    def _watch_no_more(self) -> None:
+        if self.watching is not None:
+            self.watching.cancel()
 
     async def _notice_end(self, scope: trio.CancelScope) -> None:
         """While nothing is read, notices that the peer ends its side, unless it sent something before."""
@@ -260,7 +275,8 @@ class Http1Connection(Http1Input):
         except (OSError, trio.ClosedResourceError):
             self.end_of_input()
         finally:
-            self.watching = None
+            if self.watching is scope:  # else another has begun since this one was ended
+                self.watching = None
 
     def who(self, token: bytes | None, model: str) -> tuple[Owner | None, bool]:
         policy = self.port.policy
