@@ -516,6 +516,11 @@ def test_options_of_another_type(
         server.model("double").infer({"x": [1]}, **options)  # type: ignore[arg-type]
 
 
+def test_a_request_that_nobody_can_make_sense_of_ends_its_call(server: neptrio.RunningServer) -> None:
+    with pytest.raises(neptrio.TritonError, match="NoneType"):
+        server.model("double").infer({"x": [1]}, outputs=[None], timeout=20)  # type: ignore[list-item]
+
+
 def test_numpys_numbers_as_options(server: neptrio.RunningServer) -> None:
     options = {
         "sequence_id": np.int64(7),

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 
 if TYPE_CHECKING:
     from neptrio.embedded.engine import Engine
+
+log = logging.getLogger("neptrio.server")
 
 AHEAD_BYTES = 1 << 20  # of responses that the caller has not taken; above it the model waits
 ONE_RESPONSE = (
@@ -70,6 +73,10 @@ class Call(Responder):
             admission.submit(request)
         except TritonError as error:
             self.fail(error)
+            return
+        except Exception as error:
+            log.exception("submitting a request failed")
+            self.fail(Internal(text_of(error)))
             return
         if self._expires_ns is not None and not self._ended:
             self._timer = self._engine.core.loop.timers.at(self._expires_ns, self._expire)
