@@ -246,6 +246,57 @@ def test_a_program_that_cannot_send_cancels_the_app() -> None:
     run(main)
 
 
+def test_a_program_that_cannot_receive_cancels_the_app() -> None:
+    async def main(server: neptrio.Server, engine: Engine) -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        parts = [{"type": "http.request", "body": b"", "more_body": True}]
+
+        async def app(scope: Event, receive: Any, send: Any) -> None:
+            try:
+                while True:
+                    await receive()
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+        async def broken() -> Event:
+            if not parts:
+                raise OSError("the socket is gone")
+            return parts.pop()
+
+        async def send(event: Event) -> None:
+            raise AssertionError(event)
+
+        with_app(engine, app)
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        with pytest.raises(OSError, match="gone"):
+            await asyncio.wait_for(call_app(engine, scope, broken, send), SECONDS)
+        await asyncio.wait_for(ended.wait(), SECONDS)
+
+    run(main)
+
+
+def test_a_program_may_have_nothing_to_receive_behind_a_body() -> None:
+    async def main(server: neptrio.Server, engine: Engine) -> None:
+        body = json.dumps(doubled(2)).encode()
+        events = [{"type": "http.request", "body": body, "more_body": False}]
+        answer: list[Event] = []
+
+        async def broken() -> Event:
+            if not events:
+                raise RuntimeError("asked once too often")
+            return events.pop()
+
+        async def send(event: Event) -> None:
+            answer.append(event)
+
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}
+        await asyncio.wait_for(call_app(engine, scope, broken, send), SECONDS)
+        assert answer[0]["status"] == 200
+
+    run(main)
+
+
 def test_a_client_that_leaves_cancels_its_request() -> None:
     async def main(server: neptrio.Server, engine: Engine) -> None:
         clients = [Client(engine, "/v2/models/hold/infer", doubled(i)) for i in range(4)]

@@ -11,7 +11,8 @@ Rules:
  1. Events arrive in order, each once, as they come: bodies and answers are not collected here.
  2. One request event is read ahead of the app, not more; the app's send() waits while more than AHEAD_BYTES of the
     answer have not been taken by the program's send(). So each side is slowed down by the other.
- 3. A disconnect reaches the app as an event. A program that cancels its call, or whose send() raises, cancels the app.
+ 3. A disconnect reaches the app as an event. A program that cancels its call, whose send() raises, or whose
+    receive() raises within a body, cancels the app.
  4. When the server stops, calls under way are answered. Later ones, and those that are left when it ends, raise
     Unavailable, before the answer began if it had not begun.
  5. Where the program listens is not known here: its clients count as being on other machines (docs/security.md).
@@ -140,6 +141,7 @@ class AsgiCall:
         self._answer: deque[Event] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()  # for one more request event
+        self._more = first.get("more_body", False)  # of the body is to be read
         self._over = False
         self._error: Exception | None = None
         # the app's side
@@ -206,17 +208,25 @@ class AsgiCall:
             self._news.set()
 
     async def feed(self, receive: Receive) -> None:
-        """Reads the rest of the request for the app, one event ahead of it."""
+        """Reads the rest of the request for the app, one event ahead of it. A body that cannot be read fails the call;
+        behind it, only a disconnect can come."""
         while True:
             await self._room.wait()
             self._room.clear()
-            event = await receive()
+            try:
+                event = await receive()
+            except Exception as error:
+                if self._more:
+                    self.cancel()
+                    self._end(error)
+                return
+            self._more = event.get("more_body", False)
             self._engine.soon(lambda event=event: self._arrived(event))  # type: ignore[misc]
             if event["type"] == "http.disconnect":
                 return
 
     async def answer(self, send: Send) -> None:
-        """Sends the answer's events as they come. Raises Unavailable, and what send() raises."""
+        """Sends the answer's events as they come. Raises Unavailable, and what receive() and send() raise."""
         while True:
             while self._answer:
                 event = self._answer.popleft()
