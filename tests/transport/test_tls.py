@@ -9,17 +9,21 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trio
 import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from neptrio.cli import settings_of
+from neptrio.loop.socket_writer_core import received_view
 from neptrio.service.connections import kept_back
 from neptrio.transport import port_server
+from neptrio.transport.secure_socket import SecureSocket
 from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
@@ -215,6 +219,31 @@ def test_a_handshake_that_does_not_come_ends_the_connection(
     with EmbeddedServer(tmp_path / "models", **files, **more) as server:
         with Http1(getattr(server, port)) as silent:
             assert silent.closed()
+
+
+def test_what_was_received_to_notice_an_end_is_had_in_parts(certificates: Certificates) -> None:
+    """A large body is received to its place, which may have less room than that."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificates.issue("server"))
+
+    async def main() -> None:
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        secure = SecureSocket(here, context)
+        wrap = partial(certificates.client().wrap_socket, there, server_hostname="localhost")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(secure.handshake)
+            client = await trio.to_thread.run_sync(wrap)
+        with here, client:
+            client.sendall(b"abcdef")
+            assert not secure.look()
+            parts = []
+            while secure.more:
+                size = secure.receive(4)
+                parts.append(bytes(received_view()[: max(size, 0)]))
+            assert parts == [b"abcd", b"ef", b""]
+
+    trio.run(main)
 
 
 # ---------------------------------------------------------------- key updates

@@ -112,7 +112,7 @@ class SecureSocket:
     def receive(self, most: int = RECEIVE_BYTES) -> int:
         """Decrypts up to `most` bytes into the thread's buffer (rules 1 to 3). Raises OSError when the connection is broken."""
         if self._early:
-            early, self._early = self._early, b""
+            early, self._early = self._early[:most], self._early[most:]
             received_view()[: len(early)] = early
             return len(early)
         if self.more:
