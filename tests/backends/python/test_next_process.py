@@ -13,6 +13,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+import neptrio
+from neptrio.backends.python import process_session
 from tests.backends.python.models import config, isolated
 from tests.support.server import ServerProcess
 from tests.support.statistics import stats
@@ -147,3 +149,36 @@ def test_an_async_model_has_begun_all_that_it_took(tmp_path: Path) -> None:
         os.kill(stats(server, "m")["processes"][0]["pid"], signal.SIGKILL)
         for _ in range(3):
             assert "SIGKILL" in answers.get(timeout=60).message()
+
+
+# no descriptor can be given to it, and a large request comes in memory of its own
+FULL = """
+import os, resource
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.devices = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            while True:
+                self.devices.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy()[:1])]) for r in requests]
+"""
+
+
+@pytest.mark.slow
+def test_a_request_with_which_no_process_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, or the model would serve nobody any more."""
+    monkeypatch.setattr(process_session, "AREA_BYTES", 1 << 20)
+    isolated(tmp_path, "m", FULL, config("IN:TYPE_FP32:-1", "OUT:TYPE_FP32:1"))
+    with neptrio.Server(tmp_path).running() as server:
+        model = server.model("m")
+        with pytest.raises(neptrio.TritonError, match="exited with status 1"):
+            model.infer({"IN": np.ones(1 << 19, np.float32)}, timeout=60)
+        until(model.ready, "it serves again")
+        assert model.infer({"IN": np.ones(1, np.float32)}, timeout=60)["OUT"][0] == 1

@@ -13,7 +13,8 @@ Rules:
     to its ring before it ended are still used.
  3. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
     that does not start, they come back as not begun (ModelCore.take_back). Requests of a sequence fail at once, because its state ended with
-    the process; so do those that were received into the memory that it could write to.
+    the process; so do those that were received into the memory that it could write to; and the first of those that
+    MOST_FUTILE processes in a row have not begun, each of which ended before it began anything: it may be what ends them.
  4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
  5. A model's initialize() has a time limit, after which the child is killed. Where instances initialize one after the other,
     it does not count while a child waits for the lock (initialize_lock.py).
@@ -58,6 +59,7 @@ log = logging.getLogger("neptrio.python")
 
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 30.0
+MOST_FUTILE = 3
 STEADY_SECONDS = 60.0  # after a child lived this long, the next pause is the first again
 MOST_ANSWERS = 64  # that may wait unread; a correct process gives one per question
 FINALIZE_SECONDS = 30.0
@@ -140,6 +142,7 @@ class IsolatedInstance(BackendInstance):
         self._latest: ProcessSession | None = None  # the last process that was started
         self._between = False  # a process has ended and the next is starting
         self._waiting: list[Batch] = []  # batches for the next process, in order
+        self._futile = 0  # processes in a row that were given batches and ended before they began one
 
     # ------------------------------------------------------------ start and end
 
@@ -432,6 +435,11 @@ class IsolatedInstance(BackendInstance):
         untouched = session.end.untouched(self.capacity == 1) if self._between else []
         batches, requests = session.end.end()
         session.close()
+        futile = bool(untouched) and len(untouched) == len(batches) and not (requests or session.end.answers)
+        self._futile = self._futile + 1 if futile else 0
+        if self._futile == MOST_FUTILE:
+            self._futile = 0
+            del untouched[0]
         error = self._failure()
         late, self._timeout.late = self._timeout.late, None
         for batch in batches:
