@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.backends.python import process_session
 from neptrio.backends.python.children import Birth, Started
 from neptrio.loop.process_ends import ProcessEnds
-from tests.backends.python.models import isolated, python_model
+from tests.backends.python.models import config, isolated, python_model
 from tests.backends.python.test_isolated_process import ONE, alive, call, ready_again
 from tests.support.embedded import EmbeddedServer
 from tests.support.no_descriptors import no_descriptors
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from triton_python_backend_utils._process.template import announce
+from triton_python_backend_utils._process.wire import Wire
 
 # answers with its process's id; with IN = 1 it first starts another process, which keeps all that it was given
 FORKS = """
@@ -112,6 +115,27 @@ def test_an_end_is_noticed_without_descriptors(tmp_path: Path) -> None:
             server.until_logged("restart of forks_0 failed")
         ready_again(server, "forks")
         assert int(call(server, "forks", ONE)[0]) != pid
+
+
+@pytest.mark.slow
+def test_who_cannot_be_sent_anything_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the descriptor of a large message, while the user has too many under way: the process waits for it."""
+    failures = [OSError(errno.ETOOMANYREFS, "Too many references")]
+    send = Wire.send
+
+    def failing(self: Wire, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        if message["t"] == "message_segment" and failures:
+            raise failures.pop()
+        send(self, message, descriptors)
+
+    monkeypatch.setattr(Wire, "send", failing)
+    for bytes_of in ("AREA_BYTES", "BODIES_BYTES"):
+        monkeypatch.setattr(process_session, bytes_of, 1 << 20)
+    isolated(tmp_path, "forks", FORKS, config("IN:TYPE_FP32:-1", "OUT:TYPE_FP32:2"))
+    with EmbeddedServer(tmp_path) as server:
+        first = call(server, "forks", ONE)
+        assert call(server, "forks", np.zeros(1 << 20, np.float32))[0] != first[0]  # of the next process
+        assert not failures
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -51,6 +52,7 @@ import json
 apply(json.loads(sys.argv[4]))
 main(int(sys.argv[2]))
 """
+ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)  # of its socket, or here it is closed
 LAST_LINES = 12  # of the child's output that are part of the error when it ends
 KILL_SECONDS = 2.0
 OUTPUT_SECONDS = 5.0  # output.records() takes less where there are pidfds
@@ -176,11 +178,14 @@ class Process:
             pass  # it is closed
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Sends a message now. If the child has ended, does nothing: the reader notices that."""
+        """Sends a message now. If the child has ended, does nothing: the reader notices that. A child that runs and cannot
+        be sent it, such as with too many descriptors under way, is killed: it would wait for it for ever."""
         try:
             self._wire.send(message, descriptors)
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno not in ENDED:
+                self.killed_for = self.killed_for or f"nothing could be sent to it: {error}"
+                self.kill()
 
     def post(self, function: Callable[[], None]) -> None:
         """Lets the writer thread call `function`. Any thread."""
