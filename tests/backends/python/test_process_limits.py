@@ -130,3 +130,29 @@ def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     ((key, response, final, *_),) = said
     assert (key, final) == (2, True)
     assert str(response.error) == "a process has at most 1 calls of other models under way"
+
+
+def test_who_begins_to_wait_for_room_while_it_is_looked_for_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posted: list[Any] = []
+    timers: list[Any] = []
+    given = SimpleNamespace(
+        completions=SimpleNamespace(post=posted.append),
+        timers=SimpleNamespace(at=lambda when, look: timers.append(look)),
+    )
+    made = process_session.ProcessSession(SimpleNamespace(name="m_0", capacity=1), Process(), given, False)  # type: ignore[arg-type]
+
+    def look() -> bool:
+        """Nothing waits any more, and then, on another thread, something does."""
+        made.lag()
+        return False
+
+    monkeypatch.setattr(made, "end", SimpleNamespace(look=look))
+    try:
+        made.lag()
+        posted.pop().deliver()
+        timers.pop()()
+        assert len(posted) == 1
+    finally:
+        made.close()

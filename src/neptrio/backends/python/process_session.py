@@ -119,11 +119,12 @@ class ProcessSession:
         self._services.timers.at(monotonic_ns() + self._pause_ns, self._look_for_room)
 
     def _look_for_room(self) -> None:
+        # before it looks: what begins to wait meanwhile, on another thread, calls lag() again
+        self._lagging = False
         if self.end.look():
             self._pause_ns = min(self._pause_ns * 2, LAST_LOOK_NS)
-            self._wait_for_room()
+            self.lag()
         else:
-            self._lagging = False
             self._pause_ns = FIRST_LOOK_NS
 
     # ------------------------------------------------------------ called by ServerSide
