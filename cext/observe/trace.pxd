@@ -37,7 +37,7 @@ cdef class Trace:
     cdef int64_t held                # hold() less release()
     cdef int stage                   # of Responder.waits_for_kernel(), behind which it goes on
     cdef Py_ssize_t followed         # how many of the oldest unsent responses that is for
-    cdef public int64_t behind       # for the transport: where the newest response ends among all that its stream sends
+    cdef public int64_t answer_end   # for the transport: where the newest response ends among all bytes that its stream sends
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
     cdef list more                   # responses after the first: (made, send start, send end)

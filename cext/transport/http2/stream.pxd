@@ -71,7 +71,7 @@ cdef class Stream:
     cpdef int served(self, Py_ssize_t n) except -1
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1
-    cpdef bint when_taken(self, object callback, int64_t behind=*) except -1
+    cpdef bint when_taken(self, object callback, int64_t end=*) except -1
     cdef int _tell_watchers(self, bint all) except -1
     cdef int abandon(self) except -1
     cpdef int over(self) except -1

@@ -318,21 +318,21 @@ cdef class Stream:
         """Bytes that were ever put into the outbox."""
         return self.gone + self.out_bytes
 
-    cpdef bint when_taken(self, object callback, int64_t behind=0) except -1:
+    cpdef bint when_taken(self, object callback, int64_t end=0) except -1:
         # type: (Callable[[], None], ...) -> bool
-        """Has callback() called once when the session has taken what is in the outbox, or it was dropped; with `behind`, an
+        """Has callback() called once when the session has taken what is in the outbox, or it was dropped; with `end`, an
         earlier value of `outbox_end`, what was in it then. False: it was taken already, and callback() is not called."""
         cdef Py_ssize_t at
-        if not behind:
-            behind = self.gone + self.out_bytes
-        if behind <= self.gone or self.ended:
+        if not end:
+            end = self.gone + self.out_bytes
+        if end <= self.gone or self.ended:
             return False
         if self.watchers is None:
             self.watchers = []
         at = len(self.watchers)
-        while at and <int64_t>self.watchers[at - 1][0] > behind:
+        while at and <int64_t>self.watchers[at - 1][0] > end:
             at -= 1
-        self.watchers.insert(at, (behind, callback))
+        self.watchers.insert(at, (end, callback))
         return True
 
     cdef int _tell_watchers(self, bint all) except -1:

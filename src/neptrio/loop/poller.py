@@ -305,12 +305,12 @@ class Poller(trio.abc.Instrument):
         end, deadline = now + int(min(timeout, LONGEST_WAIT) * 1e9), inside.next_deadline()
         loop_pass.hold()
         try:
-            if behind := loop_pass.unended:
+            if unended := loop_pass.unended:
                 self._take([])
                 waits()
             while True:
-                wait = 0 if unsent or behind else min(end, timers.next_ns) - now
-                behind = False
+                wait = 0 if unsent or unended else min(end, timers.next_ns) - now
+                unended = False
                 ready = (
                     busy_poll.look(self._poll, select.EPOLLIN) if busy_poll is not None and wait > 0 else None
                 )

@@ -28,7 +28,7 @@ class Trace:
     headers: tuple[tuple[bytes, bytes], ...]
     span_id: Any
     span: Any
-    behind: int
+    answer_end: int
     @property
     def scope(self) -> Scope: ...
     @property

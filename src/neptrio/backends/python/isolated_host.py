@@ -1,7 +1,7 @@
 """What an isolated model asks of the server over its socket: loads and unloads, metrics, its log.
 
 The child asks and gets the answer there; its calls of other models cross on rings (process_session.py). For a model in the server's
-process, neptrio.backends.python.bls does the same.
+process, neptrio.backends.python.in_process_host does the same.
 
 Rules:
  1. Questions that must wait for the trio thread (load, unload, readiness) are answered from there. So the reader thread
@@ -17,7 +17,7 @@ import mmap
 from collections.abc import Sequence
 from typing import Any
 
-from neptrio.backends.python.bls import Answer, InProcessHost
+from neptrio.backends.python.in_process_host import Answer, InProcessHost
 from neptrio.backends.python.process import Process
 from neptrio.errors import Unavailable
 from neptrio.execution.model_host import ModelHost

@@ -16,7 +16,7 @@ from typing import Any
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python import convert
-from neptrio.backends.python.bls import InProcessHost
+from neptrio.backends.python.in_process_host import InProcessHost
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.tensors import measure
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError, settled

@@ -65,7 +65,7 @@ class StreamAnswers:
                 self._connection.wire.start(self._deflate, stream)
             return
         if answer.trace is not None:
-            answer.trace.behind = stream.outbox_end
+            answer.trace.answer_end = stream.outbox_end
 
     def _deflater(self, segments: list[Any]) -> compression.FrameDeflater:
         assert self._encoding is not None
@@ -91,7 +91,7 @@ class StreamAnswers:
                 stream.hold_unfinished(-framed_size(answer.segments))
             stream.send_segments(segments)
             if answer.trace is not None:
-                answer.trace.behind = stream.outbox_end
+                answer.trace.answer_end = stream.outbox_end
                 answer.trace.release()
             self._connection.flush_soon()
         if not stream.ended and not stream.out_bytes:

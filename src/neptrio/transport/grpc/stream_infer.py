@@ -408,7 +408,7 @@ class StreamInfer(Call):
             elif self._encoding is None:
                 self.send_segments(segments)
                 if trace is not None:
-                    trace.behind = self.outbox_end
+                    trace.answer_end = self.outbox_end
             else:
                 self._answers.send(self, Answer(segments, trace, entry.request.id, final))
         while order and order[0].done:

@@ -27,7 +27,7 @@ class StreamResponder(Responder):
         stream = request.context
         if stage:
             return bool(stream.writer.when_taken(callback))
-        return bool(stream.when_taken(callback, request.trace.behind))
+        return bool(stream.when_taken(callback, request.trace.answer_end))
 
 
 RESPONDER = StreamResponder()
