@@ -56,3 +56,5 @@ class TritonError:
 
 class TritonModelException(Exception):
     """Raised by this module for wrong use, and by models that want to fail a whole execution."""
+
+    _number: int = ErrorCode.INTERNAL  # the server's, where it is the server that refused

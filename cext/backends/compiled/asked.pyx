@@ -14,6 +14,7 @@ import json
 import mmap
 import sys
 
+from triton_python_backend_utils._errors import ErrorCode, TritonModelException
 from triton_python_backend_utils._foreign import text_of
 
 LEVELS = 4  # of the log: neptrio.execution.log_levels
@@ -48,7 +49,7 @@ cdef int put(object text, char* room, size_t size, int code) noexcept:
 
 
 cdef int failure(object error, char* room, size_t size) noexcept:
-    return put(text_of(error), room, size, 1)
+    return put(text_of(error), room, size, error._number if isinstance(error, TritonModelException) else ErrorCode.INTERNAL)
 
 
 cdef void unheard(str what, object error) noexcept:

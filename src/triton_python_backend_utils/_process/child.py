@@ -61,9 +61,12 @@ class Child:
         self.asked[id] = answer.put
         self.send({"t": "ask", "k": id, **message}, descriptors)
         reply = answer.get()
-        if reply.get("error") is not None:
-            raise TritonModelException(reply["error"])
-        return reply.get("value")
+        if reply["failure"] is not None:
+            number, text = reply["failure"]
+            error = TritonModelException(text)
+            error._number = number
+            raise error
+        return reply["value"]
 
     # ------------------------------------------------------------ the receiving thread
 

@@ -75,15 +75,27 @@ static void metrics(void) {
   fine(TRITONSERVER_GetMetricKind(metric, &kind));
   CHECK(kind == 2);
   fine(TRITONSERVER_MetricObserve(metric, 5));
+  CHECK(fails(TRITONSERVER_MetricValue(metric, &value), UNSUPPORTED));
+  CHECK(fails(TRITONSERVER_MetricIncrement(metric, 1), UNSUPPORTED));
+  CHECK(fails(TRITONSERVER_MetricSet(metric, 1), UNSUPPORTED));
+  CHECK(fails(TRITONSERVER_MetricFamilyNew(&other, 1, "probe_durations", "as another kind"), INVALID_ARG));
+  CHECK(fails(TRITONSERVER_MetricNew(&other, family, NULL, 0), INVALID_ARG)); /* a histogram without buckets */
   fine(TRITONSERVER_MetricFamilyNew(&other, 1, "probe_level", "how high"));
   object level;
   fine(TRITONSERVER_MetricNew(&level, other, NULL, 0));
   fine(TRITONSERVER_MetricSet(level, 7));
   fine(TRITONSERVER_MetricValue(level, &value));
   CHECK(value == 7);
+  CHECK(fails(TRITONSERVER_MetricObserve(level, 1), UNSUPPORTED));
   fine(TRITONSERVER_MetricDelete(level));
   fine(TRITONSERVER_MetricFamilyDelete(other));
   CHECK(fails(TRITONSERVER_MetricSet(level, 1), INVALID_ARG));
+  fine(TRITONSERVER_MetricFamilyNew(&other, 0, "probe_seen", "how many"));
+  fine(TRITONSERVER_MetricNew(&level, other, NULL, 0));
+  CHECK(fails(TRITONSERVER_MetricIncrement(level, -1), INVALID_ARG));
+  CHECK(fails(TRITONSERVER_MetricSet(level, 1), UNSUPPORTED));
+  fine(TRITONSERVER_MetricDelete(level));
+  fine(TRITONSERVER_MetricFamilyDelete(other));
   (void)metric; /* it stays, for whoever reads the metrics */
 }
 
@@ -321,10 +333,10 @@ static void control(void) {
   bool ready = true;
   object config = TRITONSERVER_ParameterNew("config", 0, "{\"backend\":\"probe\",\"max_batch_size\":8}");
   /* the server of the tests does not let models be loaded: each says so */
-  CHECK(fails(TRITONSERVER_ServerLoadModel(server, "nobody"), INTERNAL));
-  CHECK(fails(TRITONSERVER_ServerLoadModelWithParameters(server, "nobody", &config, 1), INTERNAL));
-  CHECK(fails(TRITONSERVER_ServerUnloadModel(server, "nobody"), INTERNAL));
-  CHECK(fails(TRITONSERVER_ServerUnloadModelAndDependents(server, "nobody"), INTERNAL));
+  CHECK(fails(TRITONSERVER_ServerLoadModel(server, "nobody"), UNAVAILABLE));
+  CHECK(fails(TRITONSERVER_ServerLoadModelWithParameters(server, "nobody", &config, 1), UNAVAILABLE));
+  CHECK(fails(TRITONSERVER_ServerUnloadModel(server, "nobody"), UNAVAILABLE));
+  CHECK(fails(TRITONSERVER_ServerUnloadModelAndDependents(server, "nobody"), UNAVAILABLE));
   fine(TRITONSERVER_ServerModelIsReady(server, "nobody", -1, &ready));
   CHECK(!ready);
   TRITONSERVER_ParameterDelete(config);

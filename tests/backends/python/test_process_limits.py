@@ -13,6 +13,7 @@ import pytest
 from neptrio.backends.python import isolated_host, process_session
 from neptrio.backends.python.isolated_host import IsolatedHost
 from neptrio.request.infer_request import InferRequest
+from triton_python_backend_utils import TritonError
 from triton_python_backend_utils._process import wire
 from triton_python_backend_utils._process.wire import FRAME, Broken, Wire
 
@@ -83,12 +84,13 @@ def test_questions_take_no_threads_and_have_a_limit() -> None:
     host = IsolatedHost("m_0", "m", services(posted))
     before = threading.active_count()
     for key in range(isolated_host.MOST_QUESTIONS + 5):
-        host.message(process, {"t": "ask", "k": key, "op": "ready", "name": "x", "version": ""})  # type: ignore[arg-type]
+        # a child may number several alike
+        host.message(process, {"t": "ask", "k": key % 10, "op": "ready", "name": "x", "version": ""})  # type: ignore[arg-type]
     assert threading.active_count() == before
     assert len(posted) == isolated_host.MOST_QUESTIONS and len(process.sent) == 5
-    assert (
-        process.sent[0]["error"]
-        == f"{isolated_host.MOST_QUESTIONS} questions of this process are not answered yet"
+    assert process.sent[0]["failure"] == (
+        TritonError.UNAVAILABLE,
+        f"{isolated_host.MOST_QUESTIONS} questions of this process are not answered yet",
     )
 
 
@@ -103,11 +105,12 @@ def test_metrics_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     family = ask(1, op="family", args=["a", "", 0])["value"]
     metric = ask(2, op="metric", id=family, args=[{}, None])["value"]
-    assert ask(3, op="metric", id=family, args=[{}, None])["error"] == (
-        "a process has at most 2 metrics and families of them"
+    assert ask(3, op="metric", id=family, args=[{}, None])["failure"] == (
+        TritonError.UNAVAILABLE,
+        "a process has at most 2 metrics and families of them",
     )
     host.message(process, {"t": "forget", "id": metric})  # type: ignore[arg-type]
-    assert ask(4, op="metric", id=family, args=[{}, None])["error"] is None
+    assert ask(4, op="metric", id=family, args=[{}, None])["failure"] is None
 
 
 def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -31,7 +31,15 @@ from triton_python_backend_utils._host import Host
 log = logging.getLogger("neptrio.python")
 LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
 
-Answer = Callable[[Any, "str | None"], None]  # takes a value, and the text of an error or None
+Failure = tuple[int, str]  # an error's number, as models know it (TritonError), and its text
+Answer = Callable[[Any, "Failure | None"], None]  # takes a value, and what failed or None
+ENDED: Failure = (int(utils.TritonError.UNAVAILABLE), STOPPED)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What a model is told of an error. One that is not the server's own is INTERNAL."""
+    code = error.code if isinstance(error, TritonError) else Code.INTERNAL
+    return int(convert.NUMBERS.get(code, 0)), text_of(error)
 
 
 class _Submission(WorkItem):
@@ -55,7 +63,7 @@ class _Question(OnLoop):
         self._answer = answer
 
     def lost(self) -> None:
-        self._answer(None, STOPPED)
+        self._answer(None, ENDED)
 
 
 async def _logged(operation: Callable[[], Any]) -> None:
@@ -68,17 +76,17 @@ async def _logged(operation: Callable[[], Any]) -> None:
 def _awaited(ask: Callable[[Answer], None]) -> Any:
     """Asks and waits for the answer. Not on the trio thread. Raises TritonModelException if it is an error."""
     done = threading.Event()
-    answers: list[tuple[Any, str | None]] = []
+    answers: list[tuple[Any, Failure | None]] = []
 
-    def answer(value: Any, error: str | None) -> None:
-        answers.append((value, error))
+    def answer(value: Any, failure: Failure | None) -> None:
+        answers.append((value, failure))
         done.set()
 
     ask(answer)
     done.wait()
     value, failure = answers[0]
     if failure is not None:
-        raise utils.TritonModelException(failure)
+        raise utils.TritonModelException(failure[1])
     return value
 
 
@@ -145,18 +153,19 @@ class InProcessHost(Host):
 
     # ------------------------------------------------------------ the repository
 
-    def _repository(self, call: Callable[[], Any], answer: Answer) -> None:
-        """Runs an asynchronous repository operation on the trio thread."""
+    def _await(self, call: Callable[[], Awaitable[Any]], answer: Answer) -> None:
+        """Has an asynchronous function run on the trio thread, and answers with what it returns."""
 
         async def run() -> None:
-            failure: str | None = STOPPED  # where the loop ends meanwhile
+            value: Any = None
+            failure: Failure | None = ENDED  # where the loop ends meanwhile
             try:
-                await call()
+                value = await call()
                 failure = None
             except Exception as error:
-                failure = text_of(error)
+                failure = failure_of(error)
             finally:
-                answer(None, failure)
+                answer(value, failure)
 
         self._ask(lambda: trio.lowlevel.spawn_system_task(run), answer)
 
@@ -168,19 +177,23 @@ class InProcessHost(Host):
         parameters: dict[str, Any] = dict(files)
         if config:
             parameters["config"] = config
-        self._repository(lambda: self._services.repository.load(name, parameters), answer)
+
+        async def load() -> None:
+            await self._services.repository.load(name, parameters)
+
+        self._await(load, answer)
 
     def ask_unload(self, name: str, unload_dependents: bool, answer: Answer) -> None:
         """unload_model() without waiting: `answer` is called on the trio thread, or at once."""
 
-        def unload() -> Any:
-            return self._services.repository.unload(name, unload_dependents)
+        async def unload() -> None:
+            await self._services.repository.unload(name, unload_dependents)
 
         if name == self._model:  # the unload waits for the request that asks for it, so do not wait here
             self._services.completions.post(OnLoop(lambda: trio.lowlevel.spawn_system_task(_logged, unload)))
             answer(None, None)
         else:
-            self._repository(unload, answer)
+            self._await(unload, answer)
 
     def ask_ready(self, name: str, version: str, answer: Answer) -> None:
         """is_model_ready() without waiting: `answer` is called on the trio thread."""
@@ -198,17 +211,13 @@ class InProcessHost(Host):
         """What the server says of itself or of a model: (-1, JSON), or (an error's number, its text). `answer` is called on the
         trio thread."""
 
-        async def run() -> None:
-            found: tuple[int, str]
+        async def describe() -> tuple[int, str]:
             try:
-                found = -1, await self._services.describe(subject, name, version)
-            except TritonError as error:
-                found = convert.NUMBERS.get(error.code, 0), text_of(error)
+                return -1, await self._services.describe(subject, name, version)
             except Exception as error:
-                found = convert.NUMBERS[Code.INTERNAL], text_of(error)
-            answer(found, None)
+                return failure_of(error)
 
-        self._ask(lambda: trio.lowlevel.spawn_system_task(run), answer)
+        self._await(describe, answer)
 
     def ask_decoupled(self, name: str, version: str, answer: Answer) -> None:
         """is_model_decoupled() without waiting: `answer` is called on the trio thread."""
@@ -217,7 +226,7 @@ class InProcessHost(Host):
             try:
                 answer(bool(self._services.admission.lookup(name, version).decoupled), None)
             except TritonError as error:
-                answer(None, text_of(error))
+                answer(None, failure_of(error))
 
         self._ask(look, answer)
 

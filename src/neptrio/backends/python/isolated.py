@@ -487,7 +487,7 @@ class IsolatedInstance(BackendInstance):
 
         def begin() -> None:
             answers.put(self._limit)
-            process.post_message({"t": "reply", "k": key, "value": None, "error": None})
+            process.post_message({"t": "reply", "k": key, "value": None, "failure": None})
 
         self.initialize_lock.acquire(process, begin)
 

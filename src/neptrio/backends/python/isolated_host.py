@@ -17,11 +17,10 @@ import mmap
 from collections.abc import Sequence
 from typing import Any
 
-from neptrio.backends.python.in_process_host import Answer, InProcessHost
+from neptrio.backends.python.in_process_host import Answer, Failure, InProcessHost, failure_of
 from neptrio.backends.python.process import Process
 from neptrio.errors import Unavailable
 from neptrio.execution.model_host import ModelHost
-from neptrio.foreign import text_of
 from neptrio.rings.message import Violation
 from neptrio.rings.ring import is_sealed
 
@@ -39,7 +38,7 @@ class IsolatedHost:
         self._host = InProcessHost(name, model_name, services)
         self._numbers = itertools.count(1)
         self._metrics: dict[int, Any] = {}
-        self._questions: set[tuple[Process, int]] = set()  # that the trio thread has not answered
+        self._questions: set[object] = set()  # that the trio thread has not answered
 
     def message(self, process: Process, message: dict[str, Any]) -> bool:
         """Handles a message that asks the server for something; returns False for another. Reader thread."""
@@ -60,27 +59,24 @@ class IsolatedHost:
 
     def _ask(self, process: Process, message: dict[str, Any]) -> None:
         key = message["k"]
-        question = (process, key)
+        question = object()  # a child may give several the same key
 
-        def answer(value: Any, failure: str | None) -> None:
+        def answer(value: Any, failure: Failure | None) -> None:
             self._questions.discard(question)
-            process.post_message({"t": "reply", "k": key, "value": value, "error": failure})
-
-        def refuse(error: Exception) -> None:
-            process.post_message({"t": "reply", "k": key, "value": None, "error": text_of(error)})
+            process.post_message({"t": "reply", "k": key, "value": value, "failure": failure})
 
         try:
             if message["op"] not in ("load", "unload", "ready", "decoupled", "describe"):
                 answer(self._asked_for(message), None)
             elif len(self._questions) >= MOST_QUESTIONS:
-                refuse(Unavailable(f"{MOST_QUESTIONS} questions of this process are not answered yet"))
+                raise Unavailable(f"{MOST_QUESTIONS} questions of this process are not answered yet")
             else:
                 self._questions.add(question)
                 self._ask_repository(process, message, answer)
         except Violation:
             raise
         except Exception as error:
-            answer(None, text_of(error))
+            answer(None, failure_of(error))
 
     def _ask_repository(self, process: Process, message: dict[str, Any], answer: Answer) -> None:
         op, name = message["op"], message["name"]
