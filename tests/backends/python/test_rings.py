@@ -409,9 +409,10 @@ def test_instances_share_what_was_preloaded(tmp_path: Path) -> None:
             for found in seen.values():
                 assert found["sum"] == 51200 and found["parent"] == server.process.pid
                 assert found["private"] < 40 << 20
-            assert server.log().count("preloading") == 1
+            server.until_logged("preloading")
             client.unload_model("shared")
         until(lambda: not named(server, "py:"), "the processes are gone")
+    assert server.log().count("preloading") == 1
 
 
 def named(server: ServerProcess, text: str) -> list[str]:
