@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ class ServerProcess:
     ) -> None:
         self._failures = failures
         self._lines: list[str] = []
+        self._rest = b""  # of a line whose end has not come
+        self._open = True  # its end of the pipe
         self._news = threading.Condition()
         self._started = threading.Event()
         arguments = [
@@ -88,9 +91,7 @@ class ServerProcess:
         if not self._started.wait(120) or "serving\n" not in self._lines:
             self.process.kill()
             self.process.wait()
-            self._reader.join(5)
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            self._close(5)
             raise AssertionError(f"the server did not start:\n{self.log()}")
         self.http = self._address(r"REST +on https?://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")
@@ -98,21 +99,40 @@ class ServerProcess:
         self.admin = self._address(r"admin +on (?:https://)?(\S+)")
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._news:
-                self._lines.append(line)
-                self._news.notify_all()
-            if line == "serving\n":
+        news = self._poll()
+        while self._open:
+            news.poll()
+            self._take()
+            if not self._started.is_set() and "serving\n" in self._lines:
                 self._started.set()
         self._started.set()
+
+    def _poll(self) -> select.poll:
+        assert self.process.stderr is not None
+        made = select.poll()
+        made.register(self.process.stderr, select.POLLIN)
+        return made
+
+    def _take(self) -> None:
+        """Takes what the server has written so far."""
+        assert self.process.stderr is not None
+        with self._news:
+            while self._open and self._poll().poll(0):
+                data = os.read(self.process.stderr.fileno(), 1 << 16)
+                self._open = bool(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if not data and self._rest:
+                    lines, self._rest = [self._rest], b""
+                self._lines += [line.decode("utf-8") + "\n" for line in lines]
+                self._news.notify_all()
 
     def _address(self, pattern: str) -> str:
         found = re.search(pattern, self.log())
         return found.group(1) if found else ""
 
     def log(self) -> str:
-        """The server's stderr so far."""
+        """The server's stderr so far: also what it wrote a moment ago, such as before an answer that the test has."""
+        self._take()
         return "".join(self._lines)
 
     def until_logged(self, text: str, times: int = 1, seconds: float = 60) -> None:
@@ -152,10 +172,16 @@ class ServerProcess:
             self.process.wait()
             raise AssertionError(f"the server did not stop within {timeout} s:\n{self.log()}") from None
         finally:
-            self._reader.join(10)
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            self._close(10)
         return status
+
+    def _close(self, seconds: float) -> None:
+        """Reads the rest of the log, unless another process goes on writing."""
+        self._reader.join(seconds)
+        assert self.process.stderr is not None
+        with self._news:
+            self._open = False
+            self.process.stderr.close()
 
     def __enter__(self) -> ServerProcess:
         return self

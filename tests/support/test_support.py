@@ -13,7 +13,7 @@ import trio
 import tritonclient.http as httpclient
 
 from tests.support.latch import Latch
-from tests.support.repository import write_model
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess, tracebacks
 from tests.support.waiting import until, until_trio
 
@@ -114,6 +114,18 @@ def test_a_traceback_in_the_log_fails_the_test_unless_it_is_provoked(tmp_path: P
         ServerProcess(tmp_path) as server,
     ):
         server.until_logged("absent", seconds=0.02)
+
+
+@pytest.mark.slow
+def test_the_log_has_what_the_server_wrote_before_its_answer(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config())
+    with (
+        ServerProcess(tmp_path, "--model-control-mode=explicit") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+        server._news,  # the thread that reads comes too late
+    ):
+        client.load_model("m")
+        assert "successfully loaded 'm'" in server.log()
 
 
 UNCAUGHT = """
