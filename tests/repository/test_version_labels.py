@@ -402,19 +402,18 @@ def test_requests_meet_a_label_before_or_after_it_has_moved(tmp_path: Path) -> N
         versions=(3, 4),
     )
     ended = threading.Event()
+    found: list[set[tuple[str, str]]] = [set(), set()]
 
-    def ask_on(kind: Any, address: str) -> set[tuple[str, str]]:
-        found = set()
+    def ask_on(kind: Any, address: str, seen: set[tuple[str, str]]) -> None:
         with kind(address) as client:
             while not ended.is_set():
-                found.add(served_by(client, "m", "stable"))
-        return found
+                seen.add(served_by(client, "m", "stable"))
 
     with ServerProcess(tmp_path, EXPLICIT, "--load-model=m") as server, ThreadPoolExecutor(2) as pool:
         with httpclient.InferenceServerClient(server.http) as http:
             asking = [
-                pool.submit(ask_on, httpclient.InferenceServerClient, server.http),
-                pool.submit(ask_on, grpcclient.InferenceServerClient, server.grpc),
+                pool.submit(ask_on, httpclient.InferenceServerClient, server.http, found[0]),
+                pool.submit(ask_on, grpcclient.InferenceServerClient, server.grpc, found[1]),
             ]
             try:
                 config = http.get_model_config("m")
@@ -424,9 +423,13 @@ def test_requests_meet_a_label_before_or_after_it_has_moved(tmp_path: Path) -> N
                     loaded = ask(server, "POST", "/v2/repository/models/m/load", {"parameters": parameters})
                     assert loaded[0] == 200, loaded
                     assert served_by(http, "m", "stable") == ("m", str(version))
+                    now = ("m", str(version))
+                    until(lambda: all(now in seen for seen in found) or any(one.done() for one in asking))  # noqa: B023
             finally:
                 ended.set()
-            assert [one.result(60) for one in asking] == [{("m", "3"), ("m", "4")}] * 2
+            for one in asking:
+                one.result(60)
+            assert found == [{("m", "3"), ("m", "4")}] * 2
 
 
 @pytest.mark.slow
