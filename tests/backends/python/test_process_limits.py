@@ -82,11 +82,11 @@ def test_questions_take_no_threads_and_have_a_limit() -> None:
     process = Process()
     posted: list[Any] = []
     host = IsolatedHost("m_0", "m", services(posted))
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for key in range(isolated_host.MOST_QUESTIONS + 5):
         # a child may number several alike
         host.message(process, {"t": "ask", "k": key % 10, "op": "ready", "name": "x", "version": ""})  # type: ignore[arg-type]
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert len(posted) == isolated_host.MOST_QUESTIONS and len(process.sent) == 5
     assert process.sent[0]["failure"] == (
         TritonError.UNAVAILABLE,
