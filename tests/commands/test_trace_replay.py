@@ -271,11 +271,11 @@ def test_versions(every_kind: Path, traced: Traced, replay: Replay) -> None:
 
 def test_what_cannot_be_done(every_kind: Path, traced: Traced, replay: Replay, tmp_path: Path) -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # so that nobody else listens there
         port = free.getsockname()[1]
-    for protocol in ("http", "grpc"):
-        arguments = ["replay", str(every_kind), "-i", protocol, "-u", f"127.0.0.1:{port}"]
-        assert commands.run("trace", arguments) == 2
+        for protocol in ("http", "grpc"):
+            arguments = ["replay", str(every_kind), "-i", protocol, "-u", f"127.0.0.1:{port}"]
+            assert commands.run("trace", arguments) == 2
     assert commands.run("trace", ["replay", str(tmp_path / "none"), "-u", traced.server.http]) == 2
     assert replay(every_kind, traced.server, "http", "--model=nobody")[0] == 2
     stamps = tmp_path / "stamps.json"
