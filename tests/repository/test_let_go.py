@@ -218,7 +218,7 @@ def freed(held: dict[str, weakref.ref[Any]]) -> None:
         alive[:] = [part for part, thing in held.items() if thing() is not None]
         return not alive
 
-    until(gone, lambda: f"reference counts free {alive}: {chain(held[alive[0]]())}", 10)
+    until(gone, lambda: f"reference counts free {alive}: {chain(held[alive[0]]())}")
 
 
 def chain(thing: Any) -> list[str]:
@@ -268,4 +268,4 @@ def test_a_model_whose_load_fails_is_freed_by_reference_counts(
     with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
         with pytest.raises(InferenceServerException):
             client.load_model(name)
-    until(lambda: objects() <= before, lambda: f"what is left: {objects() - before}", 10)
+    until(lambda: objects() <= before, lambda: f"what is left: {objects() - before}")
