@@ -20,6 +20,7 @@ import tritonclient.http as httpclient
 from neptrio.observe.top_view import Sample, render
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,23 +43,29 @@ def test_once_and_interactive(tmp_path: Path) -> None:
                 while not ended.is_set():
                     client.infer("busy", [tensor])
 
+        def shown() -> list[str] | None:
+            """The lines of an interval in which a request was answered."""
+            done = top(server.http, "--once", "--interval=0.5")
+            assert done.returncode == 0, done.stderr
+            lines = done.stdout.splitlines()
+            assert lines[2].split()[:3] == ["MODEL", "VER", "REQ/S"]
+            return lines if float(lines[3].split()[2]) > 0 else None
+
         thread = threading.Thread(target=load)
         thread.start()
         try:
-            done = top(server.http, "--once", "--interval=2")
+            lines = until(shown, "requests are seen")
             only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
         finally:
             ended.set()
             thread.join(300)
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert lines[2].split()[:3] == ["MODEL", "VER", "REQ/S"]
+        whole = "\n".join(lines)
         busy, idle = lines[3].split(), lines[4].split()
-        assert busy[:2] == ["busy", "1"] and float(busy[2]) > 0 and busy[4] == "2.0" and "/" in busy[5]
+        assert busy[:2] == ["busy", "1"] and busy[4] == "2.0" and "/" in busy[5]
         assert idle[:3] == ["idle", "1", "0.0"]
-        assert "busy 1: single" in done.stdout
+        assert "busy 1: single" in whole
         # a model that failed to load is not simply missing
-        assert "\nnot ready:\n  broken UNAVAILABLE " in done.stdout and "max_batch_size" in done.stdout
+        assert "\nnot ready:\n  broken UNAVAILABLE " in whole and "max_batch_size" in whole
         assert "broken" not in only.stdout
         assert "idle" not in only.stdout and "busy" in only.stdout
         unknown = top(server.http, "--once", "--model=nope")
