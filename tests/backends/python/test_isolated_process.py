@@ -240,7 +240,9 @@ def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
     code = "import threading\n\nclass TritonPythonModel:\n    def initialize(self, args):\n        threading.Event().wait()\n\n    def execute(self, requests):\n        pass\n"
     limit = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "1.5" } }'
     isolated(tmp_path, "stuck", code, config() + limit)
-    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+    # nothing else has the limit, which a busy machine might reach before
+    flags = ("--exit-on-error=false", "--disable-auto-complete-config")
+    with ServerProcess(tmp_path, *flags) as server:
         with httpclient.InferenceServerClient(server.http) as client:
             (row,) = client.get_model_repository_index()
         assert "initialize of 'stuck_0' did not return within 1.5 s; its process was killed" in row["reason"]
