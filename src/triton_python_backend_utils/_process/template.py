@@ -11,7 +11,8 @@ first word). The answer is {}, or {"error": TEXT}.
 Rules:
  1. The template stays single-threaded: a fork copies one thread.
  2. The processes that it forks are children of the server (CLONE_PARENT), which reads their exit status. The kernel
-    kills them when the server ends (PR_SET_PDEATHSIG). The template ends when its socket is closed.
+    kills them when the server ends (PR_SET_PDEATHSIG). The template ends when its socket is closed, also with an
+    answer that nobody waits for.
  3. A template of one model has imported the model's file and called its preload(), and the model's instances are forked
     from it. It is itself forked from the general template, and answers the same requests.
  4. The server does not believe a template. A process says that it is there itself, with a byte to which the kernel adds
@@ -136,7 +137,7 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
             from .._execute import failure_text
 
             answer = {"error": failure_text(preload["name"], error)}
-        sock.send(json.dumps(answer).encode())
+        _say(sock, answer)
         gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
@@ -154,7 +155,15 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
             answer = {}
         for descriptor in descriptors:
             os.close(descriptor)
+        _say(sock, answer)
+
+
+def _say(sock: socket.socket, answer: dict[str, Any]) -> None:
+    """Answers the server, whose end may have closed the socket meanwhile."""
+    try:
         sock.send(json.dumps(answer).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
 
 
 def _received(sock: socket.socket) -> tuple[bytes, array[int]]:
@@ -190,7 +199,7 @@ def main_of_environment(descriptor: int, server: int) -> None:
 
     del plain_ring
     why = _obstacle(server)
-    sock.send(json.dumps({"error": why}).encode())
+    _say(sock, {"error": why})
     if why is None:
         serve(sock)
 

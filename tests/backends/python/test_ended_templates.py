@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from neptrio.backends.python import template as templates
+from neptrio.backends.python.children import Birth
 from neptrio.backends.python.environment_template import EnvironmentTemplate
 from neptrio.backends.python.template import ModelTemplate
 from neptrio.errors import Internal
@@ -70,6 +73,27 @@ def test_a_template_that_is_killed_at_its_first_start_is_started_again(tmp_path:
     child.close()
     made.release()
     assert not made.unusable
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not templates.SUPPORTED, reason="nothing can be forked from here")
+def test_a_template_whose_answer_nobody_waits_for_ends_without_a_word() -> None:
+    """As where the server ends while it starts a model's process."""
+    birth = Birth(60)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        arguments = [sys.executable, "-u", "-c", templates.BOOTSTRAP, str(theirs.fileno())]
+        template = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    asked = {"title": "py:m", "server": os.getpid(), "environ": {}, "limits": {}, "rings": "compiled"}
+    with ours, open(os.devnull) as null, template:
+        descriptors = [null.fileno(), null.fileno(), birth.theirs.fileno()]
+        socket.send_fds(ours, [json.dumps(asked).encode()], descriptors)
+        birth.sent()
+        birth.give_up()  # which ends the process that it forks
+        ours.close()
+        assert template.communicate(timeout=60) == (None, b"")
+    assert template.returncode == 0
+    birth.close()
 
 
 # its preload() says that it has begun, and never returns
