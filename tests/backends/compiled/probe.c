@@ -407,6 +407,7 @@ error TRITONBACKEND_ModelInstanceExecute(object instance, object* requests, cons
       crash(what + 6);
     }
     if (strcmp(what, "sleep") == 0) usleep(500000);
+    if (strncmp(what, "sleep ", 6) == 0) usleep(1000 * atoi(what + 6));
     if (strcmp(what, "crash follow") == 0) fprintf(stderr, "%c", *(char*)request);
     if (strcmp(what, "wrongly") == 0) {
       wrongly(request);

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 SIX = TEXT.replace("max_batch_size: 8", "max_batch_size: 6") + ONE
 BATCHING = "dynamic_batching { max_queue_delay_microseconds: 60000000 } "  # a batch is full before that
 DECOUPLED = "model_transaction_policy { decoupled: true } "
-LONG = 'parameters { key: "EXECUTE_TIMEOUT_SECONDS" value: { string_value: "2" } } '
+LONG = 'parameters { key: "EXECUTE_TIMEOUT_SECONDS" value: { string_value: "4" } } '
 
 
 def path(library: Path | str) -> str:
@@ -124,8 +124,8 @@ def test_a_crash_costs_the_execution_that_it_met_and_those_that_were_to_follow(
 
 
 def test_a_time_limit_is_that_of_each_execution(client: Any) -> None:
-    """Six executions of 0.5 s each are no execution of more than two seconds."""
-    assert six(client, 11, "sleep") == [None] * 6
+    """Six executions of 0.8 s each are no execution of more than four seconds."""
+    assert six(client, 11, "sleep 800") == [None] * 6
 
 
 def test_what_cannot_be_is_said_when_the_model_is_loaded(client: Any) -> None:
