@@ -26,8 +26,8 @@ from tests.support.waiting import until
 COUNT = 2
 
 
-def pids(server: ServerProcess) -> list[int]:
-    """The front ends' processes: the engine's children of that name, but for their template."""
+def children(server: ServerProcess) -> list[tuple[int, str]]:
+    """The engine's child processes and their names."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -35,13 +35,16 @@ def pids(server: ServerProcess) -> list[int]:
         except OSError:
             continue  # it has ended
         name, _, rest = rest.rpartition(") ")
-        if (
-            name.startswith("neptrio:front")
-            and name != "neptrio:fronts"
-            and int(rest.split()[1]) == server.process.pid
-        ):
-            found.append(int(pid))
+        if int(rest.split()[1]) == server.process.pid:
+            found.append((int(pid), name))
     return found
+
+
+def pids(server: ServerProcess) -> list[int]:
+    """The front ends' processes: the engine's children of that name, but for their template."""
+    return [
+        pid for pid, name in children(server) if name.startswith("neptrio:front") and name != "neptrio:fronts"
+    ]
 
 
 def front_of(server: ServerProcess, local: tuple[str, int]) -> int:

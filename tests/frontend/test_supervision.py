@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tritonclient.http as httpclient
 
-from tests.frontend.test_front_ends import COUNT, front_of, pids
+from tests.frontend.test_front_ends import COUNT, children, front_of, pids
 from tests.support.http import Http1
 from tests.support.no_descriptors import no_descriptors
 from tests.support.no_threads import with_site
@@ -33,11 +33,7 @@ def with_constant(folder: Path, name: str, seconds: float) -> dict[str, str]:
 
 def template(server: ServerProcess) -> int:
     """The process that front ends are forked from."""
-    (found,) = [
-        int(stat.parent.name)
-        for stat in Path("/proc").glob("[0-9]*/stat")
-        if f"(neptrio:fronts) S {server.process.pid} " in stat.read_text()
-    ]
+    (found,) = [pid for pid, name in children(server) if name == "neptrio:fronts"]
     return found
 
 
