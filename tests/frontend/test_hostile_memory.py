@@ -19,8 +19,11 @@ from tests.support.waiting import until
 def shared_memory(pid: int) -> int:
     """The memory that a front end shares with the engine, opened once more."""
     for each in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(each).startswith("/memfd:neptrio-front"):
-            return os.open(each, os.O_RDWR)
+        try:
+            if os.readlink(each).startswith("/memfd:neptrio-front"):
+                return os.open(each, os.O_RDWR)
+        except FileNotFoundError:
+            continue  # it was closed meanwhile
     raise AssertionError("it has none")
 
 
