@@ -22,7 +22,9 @@ import tritonclient.http as httpclient
 from tests.frontend.test_front_ends import infer_body, pids
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
+from tests.support.latch import Latch
 from tests.support.metrics import scrape, value
+from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.streams import Answers
@@ -30,14 +32,14 @@ from tests.support.traced import REPEAT, REPEAT_CONFIG, read
 from tests.support.waiting import until
 
 ANSWERED = ["INFER_RESPONSE_COMPLETE", "SEND_START", "SEND_END"]
-# an answer whose text takes a worker the better part of a second, or more
+# an answer whose text a worker prints
 PRINTED = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.array = np.random.default_rng(1).random((1, 4_000_000))
+        self.array = np.random.default_rng(1).random((1, 200_000))
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.array)]) for _ in requests]
@@ -47,6 +49,22 @@ backend: "python" max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP64 dims: [ -1 ] } ]
 parameters { key: "isolation" value { string_value: "none" } }
+"""
+# the server's workers say that they have begun something, and go on with it when a latch is opened
+HELD = """
+import pathlib
+from neptrio.loop.workers import Workers
+
+run = Workers.run
+
+async def held(self, step, whose=None):
+    def later():
+        pathlib.Path({begun!r}).touch()
+        pathlib.Path({latch!r}).read_bytes()
+        return step()
+    return await run(self, later, whose)
+
+Workers.run = held
 """
 
 
@@ -127,7 +145,7 @@ WAYS = [binary, as_json, http2, unary, stream]
 
 
 @contextmanager
-def traced_server(folder: Path, front_ends: int) -> Iterator[Traced]:
+def traced_server(folder: Path, front_ends: int, env: dict[str, str] | None = None) -> Iterator[Traced]:
     repository = folder / "models"
     write_model(repository, "echo", identity_config(dims="-1", pairs=1))
     write_model(repository, "floats", identity_config("TYPE_FP32", dims="-1", pairs=1))
@@ -137,10 +155,19 @@ def traced_server(folder: Path, front_ends: int) -> Iterator[Traced]:
     flags = [f"--trace-config={each}" for each in ("level=TIMESTAMPS", "rate=1")]
     flags += [f"--trace-config=triton,file={folder / 'traces'}", f"--frontends={front_ends}"]
     try:
-        with ServerProcess(repository, *flags) as server:
+        with ServerProcess(repository, *flags, env=env) as server:
             yield Traced(server, gate, folder / "traces")
     finally:
         gate.close()
+
+
+@contextmanager
+def held_workers(folder: Path) -> Iterator[tuple[Traced, Latch, Callable[[], bool]]]:
+    """A server without front ends, what holds its workers, and whether one has begun something."""
+    begun, latch = folder / "begun", folder / "latch"
+    env = with_site(folder, HELD.format(begun=f"{begun}", latch=f"{latch}"))
+    with Latch(latch) as held, traced_server(folder, 0, env) as made:
+        yield made, held, begun.exists
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 front end", "2 front ends"])
@@ -331,11 +358,12 @@ def test_the_last_traces_of_a_server_that_ends(tmp_path: Path) -> None:
         assert points(trace)[-3:] == ANSWERED
 
 
+@pytest.mark.slow
 def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path) -> None:
-    with traced_server(tmp_path, 0) as made:
+    with held_workers(tmp_path) as (made, _, begun):
         client = Http2(made.server.http)
         client.start("POST", "/v2/models/printed/infer", infer_body([1], "left"))
-        until(lambda: made.answers("printed") == 1, "the model has answered")
+        until(begun, "the answer is being printed")
         client.sock.close()
         assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"
 
@@ -345,11 +373,12 @@ def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path)
 def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(
     tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    with traced_server(tmp_path, 0) as made, Http1(made.server.http) as client:
+    with held_workers(tmp_path) as (made, held, begun), Http1(made.server.http) as client:
         client.start("POST", "/v2/models/printed/infer", infer_body([1], "printed"), headers)
-        until(lambda: made.answers("printed") == 1, "the model has answered")
+        until(begun, "the answer is being printed")
         binary(made.server, "echo", "meanwhile")
         meanwhile = time.monotonic_ns()
+        held.open()
         assert client.read().status == 200
         trace = made.ended()["printed"]
         assert points(trace)[-3:] == ANSWERED
@@ -359,8 +388,8 @@ def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(
 @pytest.mark.slow
 @pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip"}], ids=["plain", "gzip"])
 def test_a_client_that_leaves_while_its_answer_is_printed(tmp_path: Path, headers: dict[str, str]) -> None:
-    with traced_server(tmp_path, 0) as made:
+    with held_workers(tmp_path) as (made, _, begun):
         with Http1(made.server.http) as client:
             client.start("POST", "/v2/models/printed/infer", infer_body([1], "left"), headers)
-            until(lambda: made.answers("printed") == 1, "the model has answered")
+            until(begun, "the answer is being printed")
         assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"
