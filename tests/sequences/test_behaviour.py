@@ -128,12 +128,10 @@ def test_idle_sequences_end_and_free_their_slot(server: ServerProcess) -> None:
         began = time.monotonic()
         stream.send("direct_one", 5, "s", 1)
         stream.receive()
-        stream.send("direct_one", 6, "s", 2)  # waits in the backlog until 5 has been idle for 0.5 s
-        stream.send("direct_one", 6, "e", 1)  # with it: it must not idle for as long itself
+        stream.send("direct_one", 6, "se", 2)  # waits in the backlog until 5 has been idle for 0.5 s
         assert stream.receive()["OUTPUT"] == 2
         assert time.monotonic() - began >= 0.5
         stream.send("direct_one", 5, "", 1)
-        assert stream.receive()["OUTPUT"] == 3
         with pytest.raises(
             InferenceServerException, match="sequence 5 to model 'direct_one' must specify the START"
         ):
@@ -360,7 +358,7 @@ backend: "python" max_batch_size: 2
 input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "ENDED" data_type: TYPE_STRING dims: [ 1 ] },
          { name: "STATE" data_type: TYPE_INT32 dims: [ 1 ] } ]
-sequence_batching { max_sequence_idle_microseconds: 1000000 direct { }
+sequence_batching { max_sequence_idle_microseconds: 3600000000 direct { }
   control_input [ { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] } ]
   state [ { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] } ] }
 """
@@ -369,15 +367,18 @@ sequence_batching { max_sequence_idle_microseconds: 1000000 direct { }
 @pytest.mark.slow
 def test_python_models_hear_of_the_end_and_hold_implicit_state(tmp_path: Path) -> None:
     write_model(tmp_path, "py", PYTHON_CONFIG, {"1/model.py": PYTHON_MODEL})
+    hasty = PYTHON_CONFIG.replace(": 3600000000", ": 300000")
+    write_model(tmp_path, "hasty", hasty, {"1/model.py": PYTHON_MODEL})
     with ServerProcess(tmp_path) as server, Caller(server, "grpc") as call:
         assert call("py", 1, "s", 5)["OUTPUT"] == 5
         got = call("py", 1, "e", 6)
         assert got["OUTPUT"] == 11 and got["STATE"] == 5 and got["ENDED"] == b""
-        assert call("py", "a", "s", 1)["ENDED"] == b"1 ended"
-        until(lambda: not listing(server, "py")["sequences"])
         call("py", 2, "s", 1)
         assert rest(server, "POST", "/v2/models/py/sequences/2/end")[0] == 200
-        assert call("py", 3, "se", 1)["ENDED"] == b"1 ended|'a' idle|2 evicted"
+        assert call("py", 3, "se", 1)["ENDED"] == b"1 ended|2 evicted"
+        assert call("hasty", "a", "s", 1)["ENDED"] == b""
+        until(lambda: not listing(server, "hasty")["sequences"])
+        assert call("hasty", 3, "se", 1)["ENDED"] == b"'a' idle"
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
