@@ -198,16 +198,14 @@ def test_decoupled_responses(server: ServerProcess) -> None:
 
 
 def test_copying_a_response_out_of_a_process_is_output(server: ServerProcess) -> None:
-    """Of responses that were ready and have 32 MiB, nearly all the time is that of the copy."""
+    """Three responses that were ready and have 32 MiB each."""
     with grpcclient.InferenceServerClient(server.grpc) as client, Answers(client) as answers:
         tensor = grpcclient.InferInput("IN", [2], "FP32").set_data_from_numpy(np.zeros(2, np.float32))
         client.async_stream_infer("large_responses", [tensor], enable_empty_final_response=True)
         answers.results(4)
     responses = stats(server, "large_responses")["response_stats"]
-    infer, output = (
-        sum(responses[str(i)][part]["ns"] for i in range(3)) for part in ("compute_infer", "compute_output")
-    )
-    assert output > infer
+    # at 100 GiB/s, faster than any machine copies; nothing is said of what comes before, where the machine may stand still
+    assert all(responses[str(i)]["compute_output"]["ns"] > 300_000 for i in range(3))
 
 
 def check_decoupled(got: dict[str, Any]) -> None:
