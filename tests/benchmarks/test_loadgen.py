@@ -60,6 +60,13 @@ def body(tmp_path: Path) -> Iterator[list[str]]:
     yield ["--mode", "http", "--path", "/", "--body", f"{tmp_path}/body", "--expect", f"{tmp_path}/expect"]
 
 
+SECONDS = (
+    "0.2",
+    "2",
+    "20",
+)  # of short runs: the longer ones where the machine had no time for what is looked for
+
+
 def generate(server: Stalling, options: list[str]) -> tuple[int, dict[str, Any]]:
     try:
         command = [str(run.LOADGEN), *options, "--port", str(server.port), "--warmup", "0"]
@@ -80,10 +87,13 @@ def test_open_loop_charges_a_stall_to_all_that_was_due(body: list[str]) -> None:
 
 @pytest.mark.slow
 def test_closed_loop_sees_a_stall_once(body: list[str]) -> None:
-    code, result = generate(Stalling(10, 0.5), [*body, "--duration", "2"])
+    for seconds in SECONDS[1:]:
+        code, result = generate(Stalling(10, 0.5), [*body, "--duration", seconds])
+        if result["requests"] > 10:
+            break
     assert code == 0
-    assert result["max_us"] > 400_000
     assert result["requests"] > 10
+    assert result["max_us"] > 400_000
 
 
 @pytest.mark.slow
@@ -96,14 +106,20 @@ def test_what_is_due_before_the_end_is_sent_after_it(body: list[str]) -> None:
 
 
 def test_a_chunked_answer_is_joined(body: list[str]) -> None:
-    code, result = generate(Stalling(0, 0, CHUNKED), [*body, "--duration", "0.2"])
+    for seconds in SECONDS:
+        code, result = generate(Stalling(0, 0, CHUNKED), [*body, "--duration", seconds])
+        if result["requests"] or result["mismatches"]:
+            break
     assert code == 0
     assert result["requests"] > 0
 
 
 def test_a_wrong_answer_is_an_error(body: list[str]) -> None:
     answer = ANSWER.replace(b"ok", b"no")
-    code, result = generate(Stalling(0, 0, answer), [*body, "--duration", "0.2"])
+    for seconds in SECONDS:
+        code, result = generate(Stalling(0, 0, answer), [*body, "--duration", seconds])
+        if result["mismatches"]:
+            break
     assert code == 1
     assert result["mismatches"] > 0
 
@@ -115,7 +131,7 @@ def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def counted(options: list[str]) -> subprocess.CompletedProcess[str]:
     """A short run of the generator; a longer one where the machine had no time for a single answer."""
-    for seconds in ("0.2", "2", "20"):
+    for seconds in SECONDS:
         command = [str(run.LOADGEN), *options, "--duration", seconds]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if not done.stdout:
