@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 
 from tests.browser.panels import BROKEN, HOSTILE, READY, TEXT, cell, click, fill, infer, send, show
 from tests.support.browser import Chromium
+from tests.support.held_port import held_port
 from tests.support.http import Http1
 from tests.support.metrics import scrape, value
 from tests.support.server import FRONTENDS, ServerProcess
@@ -344,11 +345,11 @@ def test_restricted_apis(started: Chromium, repository: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(started: Chromium, repository: Path) -> None:
     tab = started
-    flags = ("--model-control-mode=explicit", "--load-model=simple")
-    with ServerProcess(repository, *flags) as server:
-        show(tab, server)
-        port = server.metrics.rpartition(":")[2]
-    tab.wait("document.getElementById('state').textContent === 'the server cannot be reached'")
-    with ServerProcess(repository, *flags, f"--metrics-port={port}"):
-        tab.wait("document.getElementById('state').textContent === 'ready'")
-        tab.wait(f"{cell('simple', 'State')} === 'ready'")
+    with held_port() as port:
+        flags = ("--model-control-mode=explicit", "--load-model=simple", f"--metrics-port={port}")
+        with ServerProcess(repository, *flags) as server:
+            show(tab, server)
+        tab.wait("document.getElementById('state').textContent === 'the server cannot be reached'")
+        with ServerProcess(repository, *flags):
+            tab.wait("document.getElementById('state').textContent === 'ready'")
+            tab.wait(f"{cell('simple', 'State')} === 'ready'")

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.sequences.models import sequence_config
 from tests.support.control import infer
+from tests.support.held_port import held_port
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -29,14 +30,6 @@ NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
 CONF = Path(__file__).parents[2] / "deploy" / "balancer" / "nginx.conf"
 SEQUENCES = range(1, 25)
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +51,12 @@ def balancer(
 @contextlib.contextmanager
 def balanced(servers: list[ServerProcess], folder: Path) -> Iterator[tuple[str, str]]:
     """The addresses of nginx for REST and gRPC, with the file's servers and ports replaced and nothing else."""
-    http, grpc = free_ports(2)
+    with held_port() as http, held_port() as grpc, nginx(servers, folder, http, grpc):
+        yield f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+
+
+@contextlib.contextmanager
+def nginx(servers: list[ServerProcess], folder: Path, http: int, grpc: int) -> Iterator[None]:
     text = CONF.read_text()
     for old, new in (
         ("10.0.0.1:8000", servers[0].http),
@@ -87,7 +85,7 @@ def balanced(servers: list[ServerProcess], folder: Path) -> Iterator[tuple[str, 
             return False
 
         until(answers, "nginx listens")
-        yield f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        yield
     finally:
         process.terminate()
         process.wait(60)
