@@ -163,12 +163,14 @@ def soak(folder: Path, sequences: int, streams: int, seconds: float, idle_s: flo
                 deadline[0] = time.monotonic() + seconds
                 started.set()
 
+        def over() -> bool:
+            """Whether the time is up, in which a slow machine may have come to nothing but the beginnings."""
+            return time.monotonic() > deadline[0] and tally.answers > sequences
+
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 for worker in workers:
-                    nursery.start_soon(
-                        worker.work, server.grpc, started, ready, lambda: time.monotonic() > deadline[0]
-                    )
+                    nursery.start_soon(worker.work, server.grpc, started, ready, over)
 
         trio.run(main)
         until(
