@@ -50,9 +50,13 @@ def pids(server: ServerProcess) -> list[int]:
 def front_of(server: ServerProcess, local: tuple[str, int]) -> int:
     """The front end that serves the connection of a client's socket."""
     ends = [f":{int(server.http.rpartition(':')[2]):04X}", f":{local[1]:04X}"]
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    # as a set: a row may be told twice where the table changes while it is read
-    (inode,) = {row[9] for row in rows if [row[1][-5:], row[2][-5:]] == ends and row[9] != "0"}
+
+    def accepted() -> set[str]:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        # as a set: a row may be told twice where the table changes while it is read
+        return {row[9] for row in rows if [row[1][-5:], row[2][-5:]] == ends and row[9] != "0"}
+
+    (inode,) = until(accepted, "a front end has accepted it")
     for pid in pids(server):
         for each in Path(f"/proc/{pid}/fd").iterdir():
             try:
