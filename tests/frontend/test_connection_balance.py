@@ -69,7 +69,7 @@ def answer(clients: list[socket.socket]) -> None:
     for client in clients:
         client.sendall(ALIVE)
     for client in clients:
-        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        assert client.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
 
 
 def connections(server: ServerProcess) -> list[int]:
