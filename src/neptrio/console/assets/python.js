@@ -75,11 +75,12 @@ export function python(kind, host, tls, model, version, tensors, options) {
   const { found, headers } = more(version, options, kind === "grpc");
   const asked = (last) => [literal(model), "inputs", ...found, ...last].join(", ");
   if (stream) {
-    lines.push("", ...inputs, "answers = queue.Queue()", `client = ${made}`,
-      `client.start_stream(${["lambda result, error: answers.put(error or result)", ...headers].join(", ")})`,
+    // closed by the program: the end of Python's interpreter stops the threads that a client left to it waits for
+    const body = [`client.start_stream(${["lambda result, error: answers.put(error or result)", ...headers].join(", ")})`,
       `client.async_stream_infer(${asked(["enable_empty_final_response=True"])})`,
       "while True:", "    result = answers.get()", "    if isinstance(result, Exception):", "        raise result",
-      ...PRINT_MESSAGE.map((line) => `    ${line}`), '    if result.get_response().parameters["triton_final_response"].bool_param:', "        break", "client.stop_stream()");
+      ...PRINT_MESSAGE.map((line) => `    ${line}`), '    if result.get_response().parameters["triton_final_response"].bool_param:', "        break"];
+    lines.push("", ...inputs, "answers = queue.Queue()", `with ${made} as client:`, ...body.map((line) => `    ${line}`));
   } else if (kind === "aio") {
     lines.push("", ...inputs, "", "", "async def main():", `    async with ${made} as client:`, `        result = await client.infer(${asked(headers)})`,
       ...PRINT_JSON.map((line) => `    ${line}`), "", "", "asyncio.run(main())");
