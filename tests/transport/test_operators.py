@@ -41,10 +41,14 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Gate]
 
 
 def connected(server: ServerProcess, stack: ExitStack) -> None:
-    """Two connections that have had an answer, so that they are counted."""
+    """Two connections whose requests are on their way: idle ones would make room after seconds."""
     for _ in range(2):
         held = stack.enter_context(Http1(server.http))
-        assert held.request("GET", "/v2/health/live").status == 200
+        held.send(
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer app\r\nExpect: 100-continue\r\n"
+            b"Content-Length: 1000\r\n\r\n" % INFER.encode()
+        )
+        assert held.head().status == 100
 
 
 def spent(server: ServerProcess, stack: ExitStack) -> None:
@@ -75,6 +79,7 @@ LIMITS: dict[str, Begin] = {
 def test_operators_get_in_with_a_token(gate: tuple[Path, Gate], kind: str, flag: str) -> None:
     folder, door = gate
     flags = [f"--auth-config={folder}/auth.toml", "--model-control-mode=explicit", "--load-model=*", flag]
+    flags.append("--http-request-timeout-secs=600")
     if kind == "hypercorn":
         flags.append("--http-lean=false")
 
