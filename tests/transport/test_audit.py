@@ -136,7 +136,7 @@ def test_sighup_opens_the_audit_log_again(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "models", f"--audit-log={audit}") as server:
         audit.rename(tmp_path / "old")
         server.process.send_signal(signal.SIGHUP)
-        until(audit.exists, "the file is there again")
+        server.until_logged("the log file was opened again")
         with Http1(server.http) as client:
             assert client.request("POST", "/v2/logging", b"{}").status == 200
     assert plain(audit) == [("logging", "ok", None, None, None)]
