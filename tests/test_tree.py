@@ -101,7 +101,6 @@ def test_every_dependency_has_a_line_in_its_page() -> None:
 SLEEPERS = {
     "tests/support/waiting.py": "polls what has no event, with a deadline",
     "tests/support/cancelled.py": "a model asks whether it is cancelled, which only can be asked",
-    "tests/client/test_asked_traces.py": "a model is slow: the time of a request is what is tested",
     "tests/soak/test_soak.py": "measures the memory every second",
 }
 

@@ -22,10 +22,8 @@ from tests.support.server import ServerProcess
 from tests.support.streams import Answers
 from tests.support.traced import read
 
-# takes as many milliseconds as its input says; a negative one fails. It sleeps because its duration is the
-# subject: trace_tail goes by how long a request took, which no event can stand for
-WAITS = """
-import time
+# a negative input fails
+FAILS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -37,11 +35,10 @@ class TritonPythonModel:
             if array[0] < 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
                 continue
-            time.sleep(array[0] / 1000)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
         return answers
 """
-WAITS_CONFIG = """
+FAILS_CONFIG = """
 backend: "python" max_batch_size: 0
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
@@ -53,7 +50,7 @@ FIELDS = ("trace_level", "trace_rate", "trace_count", "trace_file", "trace_tail"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
     write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
-    write_model(repository, "waits", WAITS_CONFIG, {"1/model.py": WAITS})
+    write_model(repository, "fails", FAILS_CONFIG, {"1/model.py": FAILS})
     folder = tmp_path_factory.mktemp("traces")
     with ServerProcess(repository, "--allow-forced-trace=true", f"--trace-dir={folder}") as process:
         process.folder = folder  # type: ignore[attr-defined]
@@ -67,7 +64,7 @@ def path(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[str]
     yield str(folder / request.node.name.replace("[", "-").rstrip("]"))
     with httpclient.InferenceServerClient(server.http) as client:
         client.update_trace_settings(None, dict.fromkeys(FIELDS))
-        client.update_trace_settings("waits", dict.fromkeys(FIELDS))
+        client.update_trace_settings("fails", dict.fromkeys(FIELDS))
 
 
 def tensor(module: Any, value: int = 1, name: str = "INPUT0") -> list[Any]:
@@ -217,40 +214,67 @@ def test_where_it_needs_no_flag() -> None:
 # ------------------------------------------------------------ slow or failed
 
 
-@pytest.mark.slow
+# microseconds: no request takes ten minutes, and none less than one of them
+LONG, SHORT = "600000000", "1"
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc", "stream"])
-def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("tail", "count", "sent", "kept"),
+    [
+        (
+            LONG,
+            "2",
+            {"quick": 0, "failed": -1, "quick again": 0, "failed again": -1, "too late": -1},
+            ["failed", "failed again"],
+        ),
+        (
+            SHORT,
+            "3",
+            {"slow": 0, "failed": -1, "slow again": 0, "too late": 0},
+            ["slow", "failed", "slow again"],
+        ),
+    ],
+    ids=["quick", "slow"],
+)
+def test_only_slow_and_failed_requests(
+    server: ServerProcess,
+    path: str,
+    protocol: str,
+    tail: str,
+    count: str,
+    sent: dict[str, int],
+    kept: list[str],
+) -> None:
     module: Any = httpclient if protocol == "http" else grpcclient
-    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_file": path, "trace_count": "3"}
-    waits = {"quick": 0, "slow": 3100, "failed": -1, "quick again": 0, "failed again": -1, "too late": -1}
+    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_file": path, "trace_count": count}
     address = server.http if protocol == "http" else server.grpc
     with module.InferenceServerClient(address) as client:
         client.update_trace_settings(None, settings)
-        # microseconds: a loaded machine is quicker than that
-        client.update_trace_settings("waits", {"trace_tail": "3000000"})
+        client.update_trace_settings("fails", {"trace_tail": tail})
         if protocol == "stream":
             got: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: got.put(error))
-        for name, wait in waits.items():
-            inputs = tensor(module, wait, "IN")
+        for name, value in sent.items():
+            inputs = tensor(module, value, "IN")
             if protocol == "stream":
-                client.async_stream_infer("waits", inputs, request_id=name)
-                assert (got.get(timeout=60) is None) == (wait >= 0)
-            elif wait < 0:
+                client.async_stream_infer("fails", inputs, request_id=name)
+                assert (got.get(timeout=60) is None) == (value >= 0)
+            elif value < 0:
                 with pytest.raises(InferenceServerException, match="negative"):
-                    client.infer("waits", inputs, request_id=name)
+                    client.infer("fails", inputs, request_id=name)
             else:
-                client.infer("waits", inputs, request_id=name)
+                client.infer("fails", inputs, request_id=name)
         if protocol == "stream":
             client.stop_stream()
-        kept = client.get_trace_settings("waits")
+        told = client.get_trace_settings("fails")
         if protocol == "http":
-            assert (kept["trace_count"], kept["trace_tail"]) == ("0", "3000000")
+            assert (told["trace_count"], told["trace_tail"]) == ("0", tail)
         else:
-            assert kept.settings["trace_tail"].value == ["3000000"]
-        client.update_trace_settings("waits", dict.fromkeys(FIELDS))
+            assert told.settings["trace_tail"].value == [tail]
+        client.update_trace_settings("fails", dict.fromkeys(FIELDS))
         client.update_trace_settings(None, dict.fromkeys(FIELDS))
-    assert ids(read(path + ".0")) == ["slow", "failed", "failed again"]
+    assert ids(read(path + ".0")) == kept
 
 
 def test_globally_and_forced(server: ServerProcess, path: str) -> None:
