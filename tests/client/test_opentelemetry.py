@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -435,21 +436,21 @@ def test_shutdown_sends_what_waits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
-    with Collector() as gone:
-        url = gone.url  # nobody listens there any more
     more = (
         "--trace-config=opentelemetry,bsp_max_queue_size=8",
         "--trace-config=opentelemetry,bsp_max_export_batch_size=4",
     )
-    with quiet_server(tmp_path, url, *more, patience="1") as server:
-        with httpclient.InferenceServerClient(server.http) as client:
-            for i in range(300):
-                assert client.infer("single", sixteen(httpclient), request_id=str(i)).get_response()[
-                    "id"
-                ] == str(i)
-        server.until_logged("spans do not reach")
-        assert server.stop() == 0
-        assert server.log().count("spans do not reach") == 1
+    with socket.socket() as nobody:  # who has the port, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1/traces"
+        with quiet_server(tmp_path, url, *more, patience="1") as server:
+            with httpclient.InferenceServerClient(server.http) as client:
+                for i in range(300):
+                    answer = client.infer("single", sixteen(httpclient), request_id=str(i))
+                    assert answer.get_response()["id"] == str(i)
+            server.until_logged("spans do not reach")
+            assert server.stop() == 0
+            assert server.log().count("spans do not reach") == 1
 
 
 @pytest.mark.slow
