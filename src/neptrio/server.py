@@ -241,11 +241,6 @@ class Server:
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
             await core.start(self.repository.run)
-            core.start_soon(
-                collector.collect,
-                lambda: self.loop.lag.count,
-                lambda: len(self.repository.serving()),
-            )
             if self.tokens is not None:
                 core.start_soon(self._watch_tokens, self.tokens)
             try:
@@ -278,6 +273,7 @@ class Server:
                     if self.settings.model_control_mode == "on-demand" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.watch)
                     started()
+                    fronts.start_soon(self._collect)
                     # not set earlier: starting may take long, and the pass in which it ends, and nobody waited for it
                     await trio.lowlevel.checkpoint()
                     self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
@@ -311,6 +307,11 @@ class Server:
         """Waits until the GPUs have what regions and models held; within the exit timeout."""
         for settle in process_parts.settle:
             await threads.run_surely(settle, abandon_on_cancel=True)
+
+    async def _collect(self) -> None:
+        """Growth counts from here on: what the start has made is no reason to look at it (loop.collector, rule 2)."""
+        await self.settled()
+        await collector.collect(lambda: self.loop.lag.count, lambda: len(self.repository.serving()))
 
     async def settled(self) -> None:
         """Waits for imports that still run while the server already serves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from neptrio.loop.collector import CALM_LOOKS, FEW_PASSES, MODEL_BLOCKS, Growth
+from neptrio.loop.collector import CALM_LOOKS, FEW_PASSES, LOOK_SECONDS, MODEL_BLOCKS, Growth
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -132,6 +133,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         made.cycle("plain0")
         assert not made.full(), "the start ends without a look at everything"
         yield made
+
+
+@pytest.mark.slow
+def test_a_server_that_rests_does_not_look_at_what_its_start_has_made(watched: Watched) -> None:
+    before, rest = time.monotonic(), (CALM_LOOKS + 2) * LOOK_SECONDS
+    until(lambda: time.monotonic() - before > rest, "it has rested")
+    assert not watched.full()
 
 
 def test_each_load_looks_at_young_objects(watched: Watched) -> None:

@@ -10,9 +10,9 @@ Rules:
  1. Only a process of our own is set up so, never the program that embeds a server.
  2. What the start has made is frozen, which hides it from the collector.
  3. At the end of a load the young objects are collected, which are its own.
- 4. A complete look is made at rest if the process has grown by a quarter more than its models explain; where the server never
-    rests, if it has become twice as large. It stops the process. Where nobody counts what Python's objects take
-    (PYTHONMALLOC=malloc), CPython decides when.
+ 4. A complete look is made at rest if the process has grown by a quarter more than its models explain, since the start has
+    ended or the last such look; where the server never rests, if it has become twice as large. It stops the process. Where
+    nobody counts what Python's objects take (PYTHONMALLOC=malloc), CPython decides when.
  5. The code of a model that ran in this process refers to itself: when such models end there is a complete look, one for
     all that end together.
 """
@@ -113,7 +113,7 @@ def look_at_all() -> None:
 
 
 async def collect(passes: Callable[[], int], models: Callable[[], int] = lambda: 0) -> None:
-    """Looks at all when it is due until it is cancelled, if the process is set up so.
+    """Looks at all when it is due until it is cancelled, if the process is set up so. Growth counts from its call.
 
     `passes`: how many passes the loop has made; `models`: how many models there are.
     """
