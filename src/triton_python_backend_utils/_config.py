@@ -99,12 +99,13 @@ class ModelConfig:
     The configuration file's values stay; it is an error if the model sets a different one.
 
     `version_directory` is the folder with the files of the version that is loaded, for models whose file tells what the
-    configuration leaves out; "" where there is none.
+    configuration leaves out; "" where there is none. Models write to `_model_config`, too, for what no method sets: it has
+    the name that it has on a Triton server.
     """
 
     def __init__(self, model_config: str | dict[str, Any], version_directory: str = "") -> None:
         self.version_directory = version_directory
-        self._config: dict[str, Any] = (
+        self._model_config: dict[str, Any] = (
             json.loads(model_config)
             if isinstance(model_config, (str, bytes))
             else copy.deepcopy(model_config)
@@ -112,36 +113,36 @@ class ModelConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """A copy of the configuration with what was added so far."""
-        return copy.deepcopy(self._config)
+        return copy.deepcopy(self._model_config)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Sets max_batch_size. Raises ValueError when the configuration file asks for more."""
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 0:
             raise ValueError(
-                f"max_batch_size in auto-complete-config function for model '{self._config.get('name', '')}' must be an "
+                f"max_batch_size in auto-complete-config function for model '{self._model_config.get('name', '')}' must be an "
                 f"integer >= 0, got {max_batch_size!r}"
             )
-        stated = self._config.get("max_batch_size", 0)
+        stated = self._model_config.get("max_batch_size", 0)
         if stated > max_batch_size:
             raise ValueError(
                 f"configuration specified max_batch_size {stated}, but in auto-complete-config function for model "
-                f"'{self._config.get('name', '')}' specified max_batch_size {max_batch_size}"
+                f"'{self._model_config.get('name', '')}' specified max_batch_size {max_batch_size}"
             )
-        self._config["max_batch_size"] = max_batch_size
+        self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
         """Turns dynamic batching on. Raises ValueError when another scheduler is configured."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
-            if scheduler in self._config:
+            if scheduler in self._model_config:
                 raise ValueError(
-                    f"model '{self._config.get('name', '')}' is configured with {scheduler} and cannot be given "
+                    f"model '{self._model_config.get('name', '')}' is configured with {scheduler} and cannot be given "
                     "dynamic batching"
                 )
-        self._config.setdefault("dynamic_batching", {})
+        self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Sets {"decoupled": bool}. Raises ValueError for other keys or a contradiction."""
-        where = f"in auto-complete-config function for model '{self._config.get('name', '')}'"
+        where = f"in auto-complete-config function for model '{self._model_config.get('name', '')}'"
         if not isinstance(transaction_policy_dict, dict):
             raise ValueError(
                 f"model transaction property {where} must be a dict, got {type(transaction_policy_dict).__name__}"
@@ -152,22 +153,22 @@ class ModelConfig:
                 f"model transaction property {where} contains property other than 'decoupled': '{unknown[0]}'"
             )
         wanted = bool(transaction_policy_dict.get("decoupled", False))
-        stated = self._config.get("model_transaction_policy")
+        stated = self._model_config.get("model_transaction_policy")
         if stated is not None and bool(stated.get("decoupled", False)) and not wanted:
             raise ValueError(
                 "trying to change decoupled property in auto-complete-config for model "
-                f"'{self._config.get('name', '')}', which is already set to 'True'."
+                f"'{self._model_config.get('name', '')}', which is already set to 'True'."
             )
-        self._config["model_transaction_policy"] = {"decoupled": wanted}
+        self._model_config["model_transaction_policy"] = {"decoupled": wanted}
 
     def set_parameter(self, key: str, value: str) -> None:
         """Gives a parameter a value where the configuration has none of that name; one that stands there stays."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(
-                f"a parameter in auto-complete-config function for model '{self._config.get('name', '')}' must be two "
+                f"a parameter in auto-complete-config function for model '{self._model_config.get('name', '')}' must be two "
                 f"texts, got {key!r} and {value!r}"
             )
-        self._config.setdefault("parameters", {}).setdefault(key, {"string_value": value})
+        self._model_config.setdefault("parameters", {}).setdefault(key, {"string_value": value})
 
     def add_input(self, input: dict[str, Any]) -> None:
         """Adds an input, or checks it against the one of that name. Raises ValueError."""
@@ -178,9 +179,9 @@ class ModelConfig:
         self._add("output", output, _OUTPUT_KEYS)
 
     def _add(self, kind: str, row: dict[str, Any], allowed: tuple[str, ...]) -> None:
-        model = self._config.get("name", "")
+        model = self._model_config.get("name", "")
         row = dict(row, dims=_checked(kind, row, allowed, model))
-        rows = self._config.setdefault(kind, [])
+        rows = self._model_config.setdefault(kind, [])
         for stated in rows:
             if stated["name"] != row["name"]:
                 continue

@@ -70,6 +70,22 @@ class TritonPythonModel:
         one = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))])
         return eval(json.loads(requests[0].parameters())["code"])
 """
+# completes its configuration with what no method sets, in the way that is left for it
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        config._model_config["dynamic_batching"]["priority_levels"] = 20
+        config._model_config["dynamic_batching"]["default_priority_level"] = 10
+        return config
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
 DECOUPLED = " model_transaction_policy { decoupled: true }"
 TWO = " instance_group { count: 2 kind: KIND_CPU }"
 
@@ -83,6 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         for kind, group in (("grouped", "{ kind: KIND_CPU }"), ("named", '{ name: "mine" kind: KIND_CPU }')):
             text = config(outputs=outputs, extra=f"instance_group {group}")
             python_model(repository, f"{kind}_{home}", SEES, text + extra)
+        python_model(repository, f"completes_{home}", COMPLETES, f'backend: "python" {extra}')
         python_model(repository, f"debugs_{home}", DEBUGS, config(extra=TWO) + extra)
         python_model(repository, f"debugs_often_{home}", DEBUGS_OFTEN, config(extra=DECOUPLED) + extra)
         for form, word in (("", ""), ("async_", "async ")):
@@ -156,6 +173,13 @@ def test_parameters_are_the_text_that_a_triton_server_gives(server: ServerProces
         server, home, "pb_utils.InferenceResponse([], parameters={'a': 1, 'b': 'x'}).parameters()"
     ) == ('{"a":1,"b":"x"}')
     assert sees(server, home, "pb_utils.InferenceRequest().parameters()") == "{}"
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_model_completes_what_no_method_sets(server: ServerProcess, home: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        batching = client.get_model_config(f"completes_{home}")["dynamic_batching"]
+    assert (batching["priority_levels"], batching["default_priority_level"]) == (20, 10)
 
 
 @pytest.mark.parametrize("home", HOMES)
