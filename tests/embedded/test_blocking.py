@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,6 +296,26 @@ def test_after_its_end_everything_is_refused() -> None:
     with pytest.raises(RuntimeError, match="has been started already"):
         with made.running():
             pytest.fail("it started twice")
+
+
+def test_an_asynchronous_class_is_made_and_closed_on_its_loop() -> None:
+    made = neptrio.Server()
+    closed: list[bool] = []
+
+    @made.function(inputs={"x": ("INT64", [1])}, outputs={"same": ("BOOL", [1])})
+    class held:
+        def __init__(self) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def __call__(self, x: np.ndarray) -> np.ndarray:
+            return np.array([asyncio.get_running_loop() is self.loop])
+
+        def close(self) -> None:
+            closed.append(asyncio.get_running_loop() is self.loop)
+
+    with made.running() as server:
+        assert server.model("held").infer({"x": [1]})["same"].item()
+    assert closed == [True]
 
 
 def test_functions_come_are_replaced_and_go(server: neptrio.RunningServer) -> None:

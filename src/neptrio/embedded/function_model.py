@@ -54,7 +54,7 @@ class _Base:
 
     _where: tuple[str, str, str]
 
-    def initialize(self, args: dict[str, str]) -> None:
+    def _begin(self) -> None:
         self._model = find(*self._where)
         self._signature = self._model.signature
         self._required = frozenset(
@@ -63,7 +63,7 @@ class _Base:
         function = self._model.function
         self._function: Any = function() if inspect.isclass(function) else function
 
-    def finalize(self) -> None:
+    def _end(self) -> None:
         close = getattr(self._function, "close", None) if inspect.isclass(self._model.function) else None
         if close is not None:
             close()
@@ -176,7 +176,27 @@ class _Base:
         ]
 
 
-class _Plain(_Base):
+class _OffLoop(_Base):
+    """Functions that run on the instance's thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._begin()
+
+    def finalize(self) -> None:
+        self._end()
+
+
+class _OnLoop(_Base):
+    """Functions that run on an event loop, on which a class is made and closed, too: what it opens belongs to that loop."""
+
+    async def initialize(self, args: dict[str, str]) -> None:
+        self._begin()
+
+    async def finalize(self) -> None:
+        self._end()
+
+
+class _Plain(_OffLoop):
     """A function."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -215,7 +235,7 @@ async def _unless_cancelled(coroutine: Coroutine[Any, Any, Any], requests: list[
         raise Cancelled from None
 
 
-class _Async(_Base):
+class _Async(_OnLoop):
     """An `async def` function: the requests of a batch run at the same time."""
 
     async def execute(self, requests: list[Any]) -> list[Any]:
@@ -254,7 +274,7 @@ class _Async(_Base):
             responses[place] = self._failed(error)
 
 
-class _Generator(_Base):
+class _Generator(_OffLoop):
     """A generator: a response for each item."""
 
     def execute(self, requests: list[Any]) -> None:
@@ -274,7 +294,7 @@ class _Generator(_Base):
                 sender.send(flags=FINAL)
 
 
-class _AsyncGenerator(_Base):
+class _AsyncGenerator(_OnLoop):
     """An asynchronous generator: a response for each item, and the requests of a batch run at the same time."""
 
     async def execute(self, requests: list[Any]) -> None:

@@ -209,16 +209,20 @@ class Child:
         return self._initialized(False)
 
     def _initialize_async(self, model: Any, message: dict[str, Any]) -> Any:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
+        """A plain initialize() is called before the loop runs: it may run coroutines, as on a Triton server."""
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        answer = model.initialize(message["args"]) if hasattr(model, "initialize") else None
+        if self.loop.is_closed():  # by the model, which took it for one of its own
+            self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
 
-        async def initialize() -> dict[str, Any]:
-            if hasattr(model, "initialize"):
-                await _awaited(lambda: model.initialize(message["args"]))
+        async def initialized() -> dict[str, Any]:
+            if inspect.isawaitable(answer):
+                await answer
             return self._initialized(True)
 
-        self.loop = loop
-        return initialize()
+        return initialized()
 
     def _initialized(self, is_async: bool) -> dict[str, Any]:
         self.begin()
@@ -271,11 +275,36 @@ class Child:
             if self.hooks:
                 await asyncio.wait(self.hooks)
             if hasattr(self.model, "finalize"):
-                await _awaited(self.model.finalize)
+                answer, failure = await _beside_loop(self.model.finalize)
+                if failure is not None:
+                    raise failure
+                if inspect.isawaitable(answer):
+                    await answer
             self.send({"t": "finalized"})
         except BaseException as error:
             self.send({"t": "failed", "text": described(error)})
         self._exit()
+
+
+async def _beside_loop(function: Any) -> tuple[Any, BaseException | None]:
+    """Has a thread call a plain function: it may run coroutines, or wait for what this loop does. As on a Triton server, where
+    the loop has a thread of its own. That of a coroutine is called here. Returns what it returned, and what it raised."""
+    if inspect.iscoroutinefunction(function):
+        return function(), None
+    loop = asyncio.get_running_loop()
+    called: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    try:
+        threads.start(lambda: loop.call_soon_threadsafe(called.set_result, _outcome(function)))
+    except threads.NoThread:
+        return _outcome(function)
+    return await called
+
+
+def _outcome(function: Any) -> tuple[Any, BaseException | None]:
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
 
 
 async def _awaited(function: Any) -> Any:

@@ -1,8 +1,9 @@
 """A Python model in the server's process.
 
 A model with a plain execute() runs on its instance's thread. A model with `async def execute`
-runs on an event loop of its own: initialize(), every execute() and finalize() are called there,
-and several batches' awaits overlap.
+runs on an event loop of its own: every execute() is called there, and several batches' awaits
+overlap. So do initialize() and finalize() where they are coroutines. Plain ones are called on the
+instance's thread, where no loop runs: they may run coroutines, as on a Triton server.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class InProcessInstance(BackendInstance):
             loop.close()
             raise
         try:
-            self._on_loop(self._call(self._runner.initialize))
+            self._beside_loop(self._runner.initialize)
         except BaseException:
             self._end_loop()
             raise
@@ -181,6 +182,18 @@ class InProcessInstance(BackendInstance):
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _beside_loop(self, function: Callable[[], Any]) -> None:
+        """Calls a method of the model on this thread. If it is a coroutine, it runs on the loop."""
+        import asyncio
+
+        asyncio.set_event_loop(self._loop)
+        try:
+            answer = function()
+        finally:
+            asyncio.set_event_loop(None)
+        if inspect.isawaitable(answer):
+            self._on_loop(_awaited(answer))
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         hook = self._runner.model.on_sequence_end
@@ -203,12 +216,11 @@ class InProcessInstance(BackendInstance):
                 "the sequence end hook of %s failed: %s", self._runner.name, self._runner.failure(error)
             )
 
-    async def _finalize_after_hooks(self) -> None:
+    async def _hooks_ended(self) -> None:
         import asyncio
 
         if self._hooks:
             await asyncio.wait(self._hooks)
-        await self._call(self._runner.finalize)
 
     def _run_loop(self) -> None:
         import asyncio
@@ -243,7 +255,8 @@ class InProcessInstance(BackendInstance):
     def _stop_loop(self) -> None:
         assert self._loop is not None
         try:
-            self._on_loop(self._finalize_after_hooks())
+            self._on_loop(self._hooks_ended())
+            self._beside_loop(self._runner.finalize)
         finally:
             self._end_loop()
 
