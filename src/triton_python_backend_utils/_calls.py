@@ -28,7 +28,8 @@ class _Call:
         self._ready = threading.Condition()
         self._responses: deque[InferenceResponse] = deque()
         self._final = False
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        # what each event loop that waits is to call, and with which future
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, Any, asyncio.Future[Any]]] = []
         self.handle: Any = None
 
     def deliver(self, response: InferenceResponse | None, final: bool) -> None:
@@ -44,9 +45,9 @@ class _Call:
             waiters = self._waiters
             if waiters:
                 self._waiters = []
-        for loop, arrived in waiters:
+        for loop, function, future in waiters:
             try:
-                loop.call_soon_threadsafe(_resolve, arrived)
+                loop.call_soon_threadsafe(function, future)
             except RuntimeError:  # the waiting event loop has ended
                 pass
 
@@ -82,12 +83,40 @@ class _Call:
                     return
                 loop = asyncio.get_running_loop()
                 arrived = loop.create_future()
-                self._waiters.append((loop, arrived))
+                self._waiters.append((loop, _resolve, arrived))
             try:
                 await arrived
             except asyncio.CancelledError:
                 self.handle.cancel()
                 raise
+
+    def answer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """A future of the running `loop` for what async_exec() gives; cancelling it cancels the inference."""
+        future: asyncio.Future[Any] = loop.create_future()
+        future.add_done_callback(self._left)
+        with self._ready:
+            if not self._responses and not self._final:
+                self._waiters.append((loop, self._answered, future))
+                return future
+        self._answered(future)
+        return future
+
+    def _answered(self, future: asyncio.Future[Any]) -> None:
+        if future.done():  # cancelled
+            return
+        if self._decoupled:
+            future.set_result(ResponseIterator(self))
+            return
+        with self._ready:
+            response = self._responses.popleft() if self._responses else None
+        if response is not None:
+            self.handle.took(response)
+        future.set_result(_single(response))
+
+    def _left(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self.handle.cancel()
+            self.handle.drop()
 
 
 class ResponseIterator:
@@ -166,18 +195,28 @@ def execute(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
     return ResponseIterator(call) if decoupled else _single(call.take())
 
 
-async def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
-    """InferenceRequest.async_exec."""
+def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
+    """InferenceRequest.async_exec. The request is sent at once, as on a Triton server, and a future of the running event loop
+    tells of its answer. With `decoupled` that is there with the first response, because models often await several calls together
+    and then iterate over the responses with a plain `for`, which blocks the event loop."""
     import asyncio
 
-    call = _start(host, request, decoupled, False)
     try:
-        if not decoupled:
-            return _single(await call.take_async())
-        # Models often await several calls together and then iterate over the responses with a plain `for`, which
-        # blocks the event loop. So the first response is awaited here, as on a Triton server.
-        await call.arrival()
-    except asyncio.CancelledError:
-        call.handle.drop()
-        raise
-    return ResponseIterator(call)
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _execute_later(host, request, decoupled)
+    try:
+        return _start(host, request, decoupled, False).answer(loop)
+    except Exception as error:
+        return _failed(loop, error)
+
+
+def _failed(loop: asyncio.AbstractEventLoop, error: Exception) -> asyncio.Future[Any]:
+    future = loop.create_future()  # in no frame of the error's traceback, so that neither needs the collector
+    future.set_exception(error)
+    return future
+
+
+async def _execute_later(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
+    """async_exec() where no event loop runs, as in asyncio.run(request.async_exec())."""
+    return await execute_async(host, request, decoupled)

@@ -287,7 +287,7 @@ class InferenceRequest:
         return execute(_host.require("InferenceRequest.exec"), self, decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Like exec(), awaitable; with `decoupled`, awaiting it gives an asynchronous iterator."""
+        """Like exec(), as a future of the running event loop; with `decoupled`, awaiting it gives an asynchronous iterator."""
         from ._calls import execute_async
 
         return execute_async(_host.require("InferenceRequest.async_exec"), self, decoupled)
