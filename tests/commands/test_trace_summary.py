@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from neptrio import commands
+from neptrio.traces.reader import opened
 
 US = 1000
 
@@ -194,6 +195,27 @@ def test_a_file_that_is_damaged_is_read_as_far_as_that(
     lines, warnings = report(tmp_path, capsys, content)
     assert "Summary for simple (1): trace count = 2" in lines
     assert "it is damaged at '\\x00\\x00\\x00\\x00 garbage" in warnings
+
+
+def test_files_that_were_joined_are_not_taken_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers count their traces from 1 each, so the ids of two files are not those of one."""
+    one = json.dumps([{**meta(1), "timestamps": HTTP}])
+    lines, warnings = report(tmp_path, capsys, f"{one}\n{one}\n")
+    assert lines[1] == "Summary for simple (1): trace count = 1"
+    assert "more follows the end of its array" in warnings
+    assert not report(tmp_path, capsys, f"{one}\n \n")[1]
+
+
+def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
+    """Or a replay to the server that writes it would replay its own requests."""
+    (tmp_path / "t").write_text('[{"id": 1},')
+    with opened(str(tmp_path / "t")) as source:
+        first = source.read(3)
+        with (tmp_path / "t").open("a") as more:
+            more.write('{"id": 2},')
+        assert first + source.read() == '[{"id": 1},'
 
 
 def test_what_has_no_id_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from neptrio.settings import Settings
 from neptrio.sweep import report
 from neptrio.terminal import counted
 from neptrio.traces import memory_plan
-from neptrio.traces.reader import NoTraceFile, read
+from neptrio.traces.reader import NoTraceFile, opened, read
 
 if TYPE_CHECKING:
     from neptrio.repository.check import Checked
@@ -144,7 +144,7 @@ def _memory(options: argparse.Namespace) -> int:
 
     try:
         for file in options.memory:
-            with open(file, encoding="utf-8", errors="replace") as source:
+            with opened(file) as source:
                 read(source, uses.add, warn)
         settings = Settings(
             model_repository=(options.model_repository,), model_cache_directory=options.model_cache_directory

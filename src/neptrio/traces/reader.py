@@ -6,14 +6,19 @@ choice: objects are decoded one by one and merged by id in a window.
 
 Rules:
  1. A file that is cut off or damaged is read up to that place, with a warning. An object that is not
-    understood is left out, with a warning. A file that holds no JSON array is no trace file.
+    understood is left out, with a warning, as is what follows the array. A file that holds no JSON array is no trace file.
  2. A trace is complete when WINDOW younger ones have begun, or at the end of the file.
  3. The tensors of only the first traces are kept, unless all are asked for.
+ 4. A file is read as far as it reaches when it is opened. A server may be writing to it, and a replay to that server would find
+    its own requests in it, for ever.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +38,38 @@ class NoTraceFile(ValueError):
     """The file is no trace file."""
 
 
+class _AsItWas(io.RawIOBase):
+    """A file that ends where it ended when it was opened. A pipe ends where its writer says."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._file = io.FileIO(path)
+        state = os.fstat(self._file.fileno())
+        self._left = state.st_size if stat.S_ISREG(state.st_mode) else None
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Reads what there is, up to that end."""
+        count = self._file.readinto(memoryview(buffer)[: self._left])
+        if self._left is not None:
+            self._left -= count or 0
+        return count
+
+    def close(self) -> None:
+        """Closes the file."""
+        super().close()
+        if not self._file.closed:
+            self._file.close()
+
+
+def opened(path: str) -> IO[str]:
+    """The text of a file as it is at this moment (rule 4). Raises OSError."""
+    return io.TextIOWrapper(io.BufferedReader(_AsItWas(path)), encoding="utf-8", errors="replace")
+
+
 def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The objects of a JSON array, one by one; warns of what is cut off or damaged.
 
@@ -50,6 +87,8 @@ def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, 
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
         if at < len(text) and text[at] == "]":
+            if (text[at + 1 :] + source.read(CHUNK)).strip():
+                warn("more follows the end of its array, which is left out: give each file by itself")
             break
         try:
             if at >= len(text):

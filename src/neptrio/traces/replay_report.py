@@ -13,6 +13,7 @@ import trio
 
 from neptrio.client.client import InferenceError
 from neptrio.client.connection import ConnectionLost
+from neptrio.traces.reader import opened
 from neptrio.traces.replay import Outcome, Plan, Replay, connected
 
 PORTS = {"http": "localhost:8000", "grpc": "localhost:8001"}
@@ -92,7 +93,7 @@ def replay(options: argparse.Namespace, warn: Callable[[str, str], None]) -> int
         async with connected(options.protocol, url, plan.concurrency) as target:
             replaying = Replay(target, plan, report.take)
             for name in options.files:
-                with open(name, encoding="utf-8", errors="replace") as source:
+                with opened(name) as source:
                     await replaying.run(source, lambda text, name=name: warn(name, text))  # type: ignore[misc]
 
     try:

@@ -27,7 +27,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from neptrio.traces.reader import Trace, read
+from neptrio.traces.reader import Trace, opened, read
 
 LIMIT = 20_000  # most requests in a page
 TENSOR_LETTERS = 2048  # most letters of a tensor's data in a page
@@ -182,7 +182,7 @@ def collect(paths: Sequence[str], limit: int, warn: Callable[[str, str], None]) 
             if whole:
                 page.traces.append((number, trace))
 
-        with open(path, encoding="utf-8", errors="replace") as source:
+        with opened(path) as source:
             read(source, first, lambda text, path=path: warn(path, text))  # type: ignore[misc]
     if not whole:
         keep = {(number, id) for _, _, number, id in best}
@@ -204,7 +204,7 @@ def _kept(
         if (number, root) in keep:
             found.append((number, trace))
 
-    with open(path, encoding="utf-8", errors="replace") as source:
+    with opened(path) as source:
         read(source, second, lambda text: None)
     return found
 
