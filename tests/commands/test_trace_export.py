@@ -88,6 +88,30 @@ def points(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
     return [{"name": name, "ns": ns} for name, ns in pairs]
 
 
+@pytest.mark.parametrize("action", ["export", "view"])
+def test_the_trace_file_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    text = write(tmp_path / "t", [{"id": 1}]).read_text()
+    (tmp_path / "link").symlink_to("t")
+    for name in ("t", "link"):
+        assert commands.run("trace", [action, "-o", str(tmp_path / name), str(tmp_path / "t")]) == 1
+        captured = capsys.readouterr()
+        assert "is the trace file itself: name another" in captured.err and not captured.out
+    assert (tmp_path / "t").read_text() == text
+
+
+def test_nothing_is_written_of_what_is_no_trace_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t").write_text("I1129 a log\n")
+    (tmp_path / "out").write_text("of before")
+    assert commands.run("trace", ["export", str(tmp_path / "t")]) == 1
+    assert not capsys.readouterr().out
+    assert commands.run("trace", ["export", "-o", str(tmp_path / "out"), str(tmp_path / "t")]) == 1
+    assert (tmp_path / "out").read_text() == "of before"
+
+
 def test_every_kind_of_request(every_kind: Path, tmp_path: Path) -> None:
     events = export(every_kind, tmp_path)
     traces = {item["id"]: item for item in json.loads(every_kind.read_text()) if "timestamps" in item}

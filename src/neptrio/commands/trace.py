@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import IO, Any
 
 from neptrio import flags
 from neptrio.traces.export import perfetto
-from neptrio.traces.reader import NoTraceFile, Trace, read
+from neptrio.traces.reader import NoTraceFile, Trace, opened, read
 from neptrio.traces.summary import Summary, trace_lines
 from neptrio.traces.view import LIMIT, collect, html
 
@@ -103,6 +105,14 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _written(path: str, given: Iterable[str]) -> IO[str]:
+    """Opens the file that a command writes. Raises OSError, also where it is one of those that the command was given."""
+    for name in given:
+        if os.path.exists(path) and os.path.samefile(path, name):
+            raise shutil.SameFileError(f"--output={path} is the trace file itself: name another")
+    return open(path, "w", encoding="utf-8", errors="replace", opener=_private)
+
+
 def _warn(name: str) -> Callable[[str], None]:
     return lambda text: print(f"warning: {name}: {text}", file=sys.stderr)
 
@@ -115,7 +125,7 @@ def _summary(name: str, traces: bool) -> None:
             print("\n".join(trace_lines(trace)))
         summary.add(trace)
 
-    with open(name, encoding="utf-8", errors="replace") as source:
+    with opened(name) as source:
         print(f"File: {name}")
         read(source, done, _warn(name))
     for line in summary.lines():
@@ -129,15 +139,17 @@ def _view(options: argparse.Namespace) -> None:
     if output == "-":
         print(text, end="")
         return
-    with open(output, "w", encoding="utf-8", errors="replace", opener=_private) as out:
+    with _written(output, options.files) as out:
         out.write(text)
     print(f"{output}: {page.requests - page.left_out} of {page.requests} requests, {len(text) >> 10} KiB")
 
 
 def _export(options: argparse.Namespace) -> None:
-    with open(options.file, encoding="utf-8", errors="replace") as source:
-        if options.output == "-":
-            perfetto(source, sys.stdout, _warn(options.file))
-        else:
-            with open(options.output, "w", encoding="utf-8", opener=_private) as out:
-                perfetto(source, out, _warn(options.file))
+    with opened(options.file) as source, ExitStack() as stack:
+
+        def out() -> IO[str]:
+            if options.output == "-":
+                return sys.stdout
+            return stack.enter_context(_written(options.output, [options.file]))
+
+        perfetto(source, out, _warn(options.file))

@@ -19,6 +19,7 @@ Source: the Trace Event Format (JSON object form).
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -119,12 +120,15 @@ def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-def perfetto(source: IO[str], out: IO[str], warn: Callable[[str], None]) -> int:
-    """Writes a file of traces as trace events; returns the number of traces drawn."""
-    writer = _Writer(out)
+def perfetto(source: IO[str], out: Callable[[], IO[str]], warn: Callable[[str], None]) -> int:
+    """Writes a file of traces as trace events; returns the number of traces drawn. `out` opens where they go, which happens
+    only once it is known that this is a trace file. Raises NoTraceFile."""
+    groups = grouped(source, warn)
+    first = list(itertools.islice(groups, 1))
+    writer = _Writer(out())
     processes: dict[str, _Process] = {}
     count = 0
-    for parts in grouped(source, warn):
+    for parts in itertools.chain(first, groups):
         root = parts[0]
         process = processes.get(root.model)
         if process is None:
