@@ -1,8 +1,9 @@
-"""Addresses that sockets listen on."""
+"""Addresses that sockets listen on, and those of servers to ask."""
 
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import SplitResult, urlsplit
 
 
 def is_loopback(address: str) -> bool:
@@ -13,3 +14,14 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def parts_of(url: str) -> SplitResult:
+    """The parts of HOST:PORT or SCHEME://HOST:PORT. Raises ValueError where there is no host, or none that could be looked up, or
+    where the port is no number."""
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    if not parts.hostname:
+        raise ValueError("no host")
+    parts.hostname.encode("idna")  # as the system's resolver gets it
+    _ = parts.port
+    return parts

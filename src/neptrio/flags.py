@@ -479,7 +479,10 @@ def nearest(word: str, known: list[str], alike: float = 0.5) -> str:
 def authorization() -> dict[str, str]:
     """The header by which a command shows the token in NEPTRIO_TOKEN to a server with --auth-config; empty without one.
 
-    The environment, because everybody on a machine can read its command lines.
+    The environment, because everybody on a machine can read its command lines. What comes from a file ends with a line's end.
+    Raises ValueError, which does not show it, for what no header can have.
     """
-    token = os.environ.get("NEPTRIO_TOKEN", "")
+    token = os.environ.get("NEPTRIO_TOKEN", "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("NEPTRIO_TOKEN holds no token: it has characters that a header cannot have")
     return {"Authorization": f"Bearer {token}"} if token else {}

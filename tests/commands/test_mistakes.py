@@ -80,11 +80,47 @@ def asleep(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
-@pytest.mark.parametrize("url", ["http://[::1", "host:port", "host:99999999", "a b", "http://", "ftp://host"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "host:port",
+        "host:99999999",
+        "a b",
+        "http://",
+        "ftp://host",
+        "a..b:8000",
+        f"{'x' * 64}:8000",
+    ],
+)
 def test_what_is_no_address(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], url: str
 ) -> None:
     assert f"'{url}' is no" in told(capsys, command, url, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", ":8001", "::1", "host:port", "host:8001/x", "a..b:8001", "8001"]
+)
+def test_what_is_no_address_of_grpc(capsys: pytest.CaptureFixture[str], tmp_path: Path, url: str) -> None:
+    command = ["trace", "replay", "FILE", "-i", "grpc", "--url"]
+    error = told(capsys, command, url, tmp_path)
+    assert f"'{url}' is no gRPC address: expected HOST:PORT or [IPV6]:PORT" in error
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+@pytest.mark.parametrize("token", ["sec\nret", "sécret", "sec\x01ret"])
+def test_a_token_that_no_header_can_have(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    token: str,
+) -> None:
+    """It is not shown: somebody else may read the output."""
+    monkeypatch.setenv("NEPTRIO_TOKEN", token)
+    error = told(capsys, command, "127.0.0.1:1", tmp_path)
+    assert "NEPTRIO_TOKEN holds no token" in error and "ret" not in error.replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("command", ASKING[:-1], ids=" ".join)

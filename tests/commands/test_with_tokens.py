@@ -37,6 +37,9 @@ def test_sequences_are_listed_with_their_tokens_and_ended(
     assert "a token is needed" in capsys.readouterr().err
     monkeypatch.setenv("NEPTRIO_TOKEN", "boss")
     assert commands.run("sequences", listing) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("NEPTRIO_TOKEN", "boss\n")  # as a file has it, of which a variable was made
+    assert commands.run("sequences", listing) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["token", "id"], ["one", "5"], ["two", "5"]]
     assert commands.run("sequences", [*listing, "--end", "5"]) == 1

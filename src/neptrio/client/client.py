@@ -12,6 +12,7 @@ import numpy as np
 import trio
 
 from neptrio import datatypes
+from neptrio.addresses import parts_of
 from neptrio.client.connection import Call, Connection, ConnectionLost
 from neptrio.codec.descriptors import message_class
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
@@ -299,9 +300,14 @@ class Client:
 
 @asynccontextmanager
 async def open_client(address: str) -> AsyncIterator[Client]:
-    """Connects to HOST:PORT of a gRPC endpoint. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    stream = await trio.open_tcp_stream(host, int(port))
+    """Connects to HOST:PORT of a gRPC endpoint. Raises OSError, and ValueError for what is no such address."""
+    try:
+        parts = parts_of(address)
+        if parts.port is None or parts.netloc != address:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"'{address}' is no gRPC address: expected HOST:PORT or [IPV6]:PORT") from None
+    stream = await trio.open_tcp_stream(parts.hostname or "", parts.port)
     connection = Connection(stream, address)
     try:
         async with trio.open_nursery() as nursery:

@@ -7,11 +7,12 @@ import json
 import threading
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import numpy as np
 
 from neptrio import datatypes
+from neptrio.addresses import parts_of
 from neptrio.client.client import InferenceError, Inputs, Parameters, Result, decode_array, encode_array
 from neptrio.client.connection import ConnectionLost
 from neptrio.flags import authorization
@@ -27,12 +28,11 @@ class HttpClient:
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
         try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            parts = parts_of(url if "://" in url else f"http://{url}")
+            if parts.scheme not in ("http", "https"):
                 raise ValueError
-            http.client.HTTPConnection(
-                parts.hostname, parts.port
-            )  # refuses what is no host, and connects later
+            # refuses what is no host, and connects later
+            http.client.HTTPConnection(parts.hostname or "", parts.port)
         except (ValueError, http.client.InvalidURL):
             raise ValueError(f"'{url}' is no HTTP address: expected HOST:PORT or http://HOST:PORT") from None
         self._parts = parts

@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from neptrio import terminal
+from neptrio.addresses import parts_of
 from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
@@ -69,16 +70,22 @@ class Server:
 
     def __init__(self, url: str, model: str) -> None:
         try:
-            parts = urlsplit(url if "//" in url else f"//{url}")
-            if parts.scheme not in ("", "http", "https") or not parts.hostname:
+            parts = parts_of(url)
+            if parts.scheme not in ("", "http", "https"):
                 raise ValueError
             secure = parts.scheme == "https"
             connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
+            self._connection = connect(
+                parts.hostname or "", parts.port or (443 if secure else 8000), timeout=10
+            )
         except (ValueError, http.client.InvalidURL):
             raise ServerError(
                 f"'{url}' is not an address: expected host:port or http(s)://host:port"
             ) from None
+        try:
+            self._headers = authorization()
+        except ValueError as error:
+            raise ServerError(str(error)) from None
         self._url = url
         prefix = parts.path.rstrip("/")
         self._only = bool(model)
@@ -92,7 +99,7 @@ class Server:
         if self._only:
             return []
         try:
-            self._connection.request("POST", self._index, headers=authorization())
+            self._connection.request("POST", self._index, headers=self._headers)
             response = self._connection.getresponse()
             rows = json.loads(response.read())
             return [
@@ -111,7 +118,7 @@ class Server:
     def sample(self) -> Sample:
         """The statistics at this moment. Raises ServerError."""
         try:
-            self._connection.request("GET", self._path, headers=authorization())
+            self._connection.request("GET", self._path, headers=self._headers)
             response = self._connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
