@@ -42,6 +42,8 @@ def test_what_a_uri_becomes(uri: str, expected: Path | str) -> None:
         ("oci://registry/image:1", "give --model-repository=/mnt/models"),
         ("https://models.example/m.tar.gz", "is an archive"),
         ("https://models.example/m.zip?version=1", "is an archive"),
+        ("", "expected a folder or a URL, got ''"),
+        ("file://", "expected a folder or a URL"),
         ("pvc://", "expected pvc://CLAIM/PATH"),
         ("pvc://claim/../../etc", "expected pvc://CLAIM/PATH"),
     ],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
+
+# servers of this protocol match a name in a path as it is sent, without percent-decoding
+AS_THEY_ARE = "".join(letter for letter in map(chr, range(0x21, 0x7F)) if letter not in "/?#")
 
 
 def is_loopback(address: str) -> bool:
@@ -25,3 +28,8 @@ def parts_of(url: str) -> SplitResult:
     parts.hostname.encode("idna")  # as the system's resolver gets it
     _ = parts.port
     return parts
+
+
+def model_in_path(name: str) -> str:
+    """A model's name in a path: with nothing encoded that a path can hold."""
+    return quote(name, safe=AS_THEY_ARE)

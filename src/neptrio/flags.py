@@ -119,6 +119,14 @@ def repository(text: str) -> Path | str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def local_repository(text: str) -> Path:
+    """A local folder."""
+    where = repository(text)
+    if isinstance(where, str):
+        raise argparse.ArgumentTypeError(f"expected a folder of this machine, got '{text}'")
+    return where
+
+
 def model_name(text: str) -> str:
     """A name that a model's folder can have, "" for none."""
     if text.startswith(".") or "/" in text or "\0" in text:

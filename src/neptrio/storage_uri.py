@@ -27,6 +27,10 @@ HUGGING_FACE = re.compile(r"hf://(?P<model>[^/:@]+/[^/:@]+):(?P<revision>[^/:@]+
 def resolve(text: str) -> Path | str:
     """The local folder as a Path, or the URL that fsspec is given. Raises ValueError, saying what to give instead."""
     scheme, separator, rest = text.partition("://")
+    if not text or (
+        scheme in ("file", "local") and separator and not rest
+    ):  # a variable without a value, not this folder
+        raise ValueError(f"expected a folder or a URL, got '{text}'")
     if not separator or "/" in scheme:
         return Path(text)
     if scheme in ("file", "local"):

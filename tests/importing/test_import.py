@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,6 +111,46 @@ def test_a_model_that_loads_and_does_not_answer_is_kept(
     assert imported(tmp_path / "picky.py", "--repository", tmp_path / "models") == 1
     assert "it loads, and the test request (zeros) was refused: " in capsys.readouterr().out
     assert (tmp_path / "models/picky/config.pbtxt").exists()
+
+
+def test_what_is_said_to_type_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a shell, whatever the names are."""
+    repository = tmp_path / "my models; é"
+    (tmp_path / "sums.onnx").write_bytes(onnx_models.add_sub())
+    assert imported(tmp_path / "sums.onnx", "--repository", repository, "--name", "a+sum&(more)") == 0
+    said = dict(line.split(":  ", 1) for line in capsys.readouterr().out.splitlines() if " it:  " in line)
+    assert shlex.split(said["serve it"]) == ["neptrio", f"--model-repository={repository}"]
+    curl, flag, file, url = shlex.split(said["ask it"])
+    assert (curl, flag, url) == ("curl", "-d", "localhost:8000/v2/models/a+sum&(more)/infer")
+    with ServerProcess(repository) as server, Http1(server.http) as http:
+        reply = http.request("POST", url.removeprefix("localhost:8000"), Path(file[1:]).read_bytes())
+        assert reply.status == 200, reply.body
+
+
+def test_no_command_is_named_that_cannot_be_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half.onnx").write_bytes(onnx_models.identity("FP16"))
+    assert imported(tmp_path / "half.onnx", "--repository", tmp_path / "models") == 0
+    assert not (tmp_path / "models/half/request.json").exists()
+    said = capsys.readouterr().out
+    assert "ask it:    with a client that sends binary tensors" in said and "curl" not in said
+    (tmp_path / "sums.onnx").write_bytes(onnx_models.add_sub())
+    assert imported(tmp_path / "sums.onnx", "--repository", tmp_path / "models", "--name", "a sum") == 0
+    said = capsys.readouterr().out
+    assert "ask it:    over gRPC, since a path of HTTP cannot carry the name" in said and "curl" not in said
+
+
+@pytest.mark.parametrize("where", ["s3://bucket/models", ""])
+def test_a_repository_that_is_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.onnx").write_bytes(onnx_models.add_sub())
+    for command in (["import", "sums.onnx", "--repository"], ["explain", "sums", "--model-repository"]):
+        with pytest.raises(SystemExit) as end:
+            commands.run(command[0], [*command[1:], where])
+        assert end.value.code == 2
+        assert "expected a folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["sums.onnx"]
 
 
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], source: Path) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
+from neptrio import flags
+from neptrio.addresses import model_in_path
 from neptrio.client.client import InferenceError
 from neptrio.client.connection import ConnectionLost
 from neptrio.client.http import HttpClient
@@ -50,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", default="localhost:8000", help="the server's HTTP address (default: localhost:8000)"
     )
     parser.add_argument(
-        "--model-repository", type=Path, help="read the configuration here instead of asking a server"
+        "--model-repository",
+        type=flags.local_repository,
+        help="read the configuration here instead of asking a server",
     )
     parser.add_argument(
         "--memory", nargs="+", metavar="FILE",
@@ -221,7 +224,7 @@ def _plan(order: list[str], sizes: dict[str, memory_plan.Size], seconds: float) 
 
 def _ask(url: str, name: str) -> tuple[Any, dict[str, Any]]:
     """The configuration of a server's model, and how its batches were closed. Raises InvalidArgument."""
-    path = f"/v2/models/{quote(name, safe='')}"
+    path = f"/v2/models/{model_in_path(name)}"
     try:
         with closing(HttpClient(url, 10)) as client:
             config = model_config.parse_json(client.call("GET", f"{path}/config")[0], f"{url}{path}/config")

@@ -10,9 +10,16 @@ skops, Python models, and folders of Hugging Face models. Another folder is take
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from neptrio import flags
+from neptrio.addresses import model_in_path
+
+if TYPE_CHECKING:
+    from neptrio.importing.folder import Imported
 
 HELP = "make a model folder of a model's file"
 SHOWN = 60  # characters of an output's values
@@ -22,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `neptrio import`."""
     parser.add_argument("source", type=Path, help="the model's file, or a folder that holds it")
     parser.add_argument(
-        "--repository", type=Path, default=Path("models"), help="where it goes (default: models)"
+        "--repository",
+        type=flags.local_repository,
+        default=Path("models"),
+        help="where it goes (default: models)",
     )
     parser.add_argument("--backend", default="", help="openvino: for an ONNX file, instead of onnxruntime")
     parser.add_argument(
@@ -37,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Makes the folder and tells what was found."""
-    from neptrio import flags
     from neptrio.errors import TritonError
     from neptrio.importing import folder, stated
 
@@ -55,19 +64,28 @@ def run(options: argparse.Namespace) -> int:
             shape = [-1] * batched + [int(size) for size in tensor["dims"]]
             print(f"  {kind:<7} {tensor['name']}  {tensor['data_type'].removeprefix('TYPE_')} {shape}")
     if made.problem:
-        print(f"it loads, and the test request (zeros) was refused: {made.problem}")
+        print(f"it loads, and the test request (zeros) was refused: {made.problem.strip()}")
     else:
         print("a test request (zeros) was answered:")
         for key, values in made.answer.items():
             print(f"  {key} = {_short(values)}")
     for line in made.unknown:
         print(f"not known: {line}")
-    print(f"serve it:  neptrio --model-repository={options.repository}")
-    curl, route = ("curl -N", "generate_stream") if made.streams else ("curl", "infer")
-    print(
-        f"ask it:    {curl} -d @{made.folder / folder.REQUEST} localhost:8000/v2/models/{made.folder.name}/{route}"
-    )
+    print(f"serve it:  {shlex.join(['neptrio', f'--model-repository={options.repository}'])}")
+    if model_in_path(made.folder.name) != made.folder.name:
+        print("ask it:    over gRPC, since a path of HTTP cannot carry the name")
+    elif made.request:
+        print(f"ask it:    {_curl(made)}")
+    elif made.config["input"]:
+        print("ask it:    with a client that sends binary tensors, since JSON carries no FP16 and no BF16")
     return int(bool(made.problem))
+
+
+def _curl(made: Imported) -> str:
+    """The command that sends the test request, for a shell."""
+    how, route = (["-N"], "generate_stream") if made.streams else ([], "infer")
+    place = f"localhost:8000/v2/models/{made.folder.name}/{route}"
+    return shlex.join(["curl", *how, "-d", f"@{made.folder / made.request}", place])
 
 
 def _short(values: Any) -> str:
