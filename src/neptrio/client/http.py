@@ -7,12 +7,11 @@ import json
 import threading
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from neptrio import datatypes
-from neptrio.addresses import parts_of
+from neptrio.addresses import model_in_path, parts_of
 from neptrio.client.client import InferenceError, Inputs, Parameters, Result, decode_array, encode_array
 from neptrio.client.connection import ConnectionLost
 from neptrio.flags import authorization
@@ -71,7 +70,7 @@ class HttpClient:
             try:
                 message = str(json.loads(content)["error"])
             except (ValueError, KeyError, TypeError, RecursionError):
-                message = content[:200].decode(errors="replace")
+                message = content[:200].decode(errors="replace").strip()
             raise InferenceError(message or f"HTTP status {answer.status}", answer.status)
         return content, answer.getheader(HEADER, "")
 
@@ -102,7 +101,7 @@ class HttpClient:
         InferenceError, ConnectionLost.
         """
         text, raws = encode(inputs, id=id, outputs=outputs, parameters=parameters)
-        path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "") + "/infer"
+        path = f"/v2/models/{model_in_path(model)}" + (f"/versions/{version}" if version else "") + "/infer"
         body, size = self.call("POST", path, b"".join([text, *raws]),
                                {"Content-Type": "application/octet-stream", HEADER: str(len(text))})  # fmt: skip
         return _result(body, int(size or len(body)))

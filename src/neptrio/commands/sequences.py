@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from neptrio.addresses import model_in_path
 from neptrio.client.client import InferenceError
 from neptrio.client.connection import ConnectionLost
 from neptrio.client.http import HttpClient
@@ -74,7 +75,7 @@ def table(answer: dict[str, Any]) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Asks the server and prints its answer. Returns 0, or 1 when the server refuses or cannot be reached."""
-    path = f"/v2/models/{quote(options.model, safe='')}"
+    path = f"/v2/models/{model_in_path(options.model)}"
     if options.version:
         path += f"/versions/{options.version}"
     path += "/sequences"

@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
-from urllib.parse import quote
 
 from neptrio import terminal
-from neptrio.addresses import parts_of
+from neptrio.addresses import model_in_path, parts_of
 from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
@@ -91,7 +90,7 @@ class Server:
         self._only = bool(model)
         self._index = prefix + "/v2/repository/index"
         self._path = (
-            prefix + (f"/v2/models/{quote(model, safe='')}/stats" if model else "/v2/models/stats") + QUERY
+            prefix + (f"/v2/models/{model_in_path(model)}/stats" if model else "/v2/models/stats") + QUERY
         )
 
     def _down(self) -> list[dict[str, str]]:

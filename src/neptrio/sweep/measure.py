@@ -12,10 +12,11 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 
+from neptrio.addresses import model_in_path
 from neptrio.client.client import InferenceError
 from neptrio.client.http import HEADER, HttpClient, encode
 from neptrio.errors import InvalidArgument
@@ -54,7 +55,7 @@ class Target:
         self._local = bool(
             LOOPBACK.fullmatch(urlsplit(url if "://" in url else f"http://{url}").hostname or "")
         )
-        self._path = f"/v2/models/{quote(name, safe='')}"
+        self._path = f"/v2/models/{model_in_path(name)}"
         try:
             self.metadata: dict[str, Any] = self._get(self._path)
             self.config: dict[str, Any] = self._get(f"{self._path}/config")

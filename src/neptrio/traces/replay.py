@@ -27,6 +27,7 @@ from typing import IO, Any, Protocol, TypeVar
 import numpy as np
 import trio
 
+from neptrio.addresses import model_in_path
 from neptrio.client.client import Client, InferenceError, Result, open_client
 from neptrio.client.http import HttpClient
 from neptrio.codec.descriptors import message_class
@@ -200,9 +201,7 @@ class HttpTarget:
         self._limit = limit
 
     async def decoupled(self, model: str) -> bool:
-        from urllib.parse import quote
-
-        path = f"/v2/models/{quote(model, safe='')}/config"
+        path = f"/v2/models/{model_in_path(model)}/config"
         config = await self._in_thread(lambda: self._client.json("GET", path))
         return bool((config.get("model_transaction_policy") or {}).get("decoupled"))
 
