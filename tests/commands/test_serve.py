@@ -113,15 +113,23 @@ def test_a_module_of_the_working_folder(app: Path) -> None:
         pytest.param("app.py", 2, "expected MODULE:SERVER or FILE.py:SERVER, got 'app.py'", id="no name"),
         pytest.param("app.py:nobody", 1, "'nobody' of module 'app' is no neptrio.Server", id="no server"),
         pytest.param("app.py:scaled", 1, "'scaled' of module 'app' is no neptrio.Server", id="a function"),
-        pytest.param("gone.py:server", 1, "gone.py:server cannot be imported", id="no file"),
+        pytest.param(
+            "gone.py:server", 1, "there is no module 'gone', which would be gone.py in ", id="no file"
+        ),
+        pytest.param("gone.too:server", 1, "there is no module 'gone', ", id="no package"),
+        pytest.param(
+            "lacks.py:server", 1, "ModuleNotFoundError: No module named 'lack'\nerror: ", id="no import"
+        ),
     ],
 )
 def test_programs_that_cannot_be_served(app: Path, target: str, status: int, text: str) -> None:
+    (app.parent / "lacks.py").write_text("import lack\n")
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "neptrio", "serve", target],
         cwd=app.parent, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+    assert ("Traceback" in done.stderr) == target.startswith("lacks"), done.stderr
 
 
 def rewrite(app: Path, text: str) -> None:

@@ -197,7 +197,14 @@ def server_of(app: str) -> Any:
     folder, _, module = place.rpartition(":")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    made = getattr(importlib.import_module(module), attribute, None)
+    try:
+        made = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # of what the program itself imports
+        raise ValueError(
+            f"there is no module '{error.name}', which would be {error.name}.py in {folder}"
+        ) from None
     if inspect.isclass(made) or not isinstance(getattr(made, "functions", None), Mapping):
         raise ValueError(f"'{attribute}' of module '{module}' is no neptrio.Server")
     return made
