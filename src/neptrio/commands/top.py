@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import select
 import sys
 import time
@@ -23,6 +24,7 @@ from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
 HELP = "watch a server's models in the terminal"
+KEYS = 1024  # bytes that are read at once
 LONGEST_INTERVAL = 1e6  # seconds; sleep() takes no number of them
 QUERY = "?percentiles=50,99&histograms=true&live=true"
 
@@ -203,11 +205,14 @@ def _watch(server: Server, options: argparse.Namespace) -> int:
 
 
 def _quit_within(seconds: float) -> bool:
-    """Waits that long for a key; True for q."""
+    """Waits that long for a key; True for q. Bytes, since sys.stdin waits for the end of a character, and keeps what comes with the
+    first: a key like an arrow is several."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if not sys.stdin.isatty():
             time.sleep(left)
-        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q"):
-            return True
+        elif select.select([sys.stdin], [], [], left)[0]:
+            keys = os.read(sys.stdin.fileno(), KEYS)
+            if not keys or b"q" in keys.lower():  # none: the terminal is gone
+                return True
     return False
