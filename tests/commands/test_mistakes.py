@@ -193,6 +193,15 @@ def test_traces_that_lie_deep_below_each_other(capsys: pytest.CaptureFixture[str
     assert sum(event["ph"] == "X" and event["cat"] == "request" for event in drawn) == deep
 
 
+def test_a_page_that_cannot_be_written_is_told_before_the_measurement(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before the server is asked for the first time."""
+    for place in (tmp_path / "gone" / "page.html", tmp_path):
+        assert commands.run("explain", ["m", f"--plot={place}", "--url=127.0.0.1:1"]) == 1
+        assert f"error: '{place}' cannot be written" in capsys.readouterr().err
+
+
 def test_an_interval_that_cannot_be_waited(capsys: pytest.CaptureFixture[str]) -> None:
     for interval in ("0", "-1", "nan", "inf", "1e300"):
         assert commands.run("top", [f"--interval={interval}", "127.0.0.1:1"]) == 2

@@ -84,10 +84,19 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _can_be_written(file: str) -> bool:
+    place = file if os.path.exists(file) else os.path.dirname(file) or "."
+    return not os.path.isdir(file) and os.access(place, os.W_OK)
+
+
 def plot(options: argparse.Namespace) -> int:
     """Measures, writes the page, prints the summary. Returns 0, or 1 when the sweep could not be made or finished."""
     points: list[Point] = []
     error = ""
+    file = options.plot or re.sub(r"[^\w.-]", "_", options.model) + ".html"
+    if not _can_be_written(file):  # said before minutes of measuring
+        print(f"error: '{file}' cannot be written: --plot=FILE.html names another", file=sys.stderr)
+        return 1
     try:
         with closing(Target(options.url, options.model, options.metrics_url or "")) as target:
             model = target.tuned(options.latency_budget_ms)
@@ -130,7 +139,6 @@ def plot(options: argparse.Namespace) -> int:
         error = str(reason)
     if points:
         advices = advise(model, points)
-        file = options.plot or re.sub(r"[^\w.-]", "_", options.model) + ".html"
         try:
             with open(file, "w", encoding="utf-8", opener=_private) as out:
                 out.write(html(model, target.version, points, advices, how))
