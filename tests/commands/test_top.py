@@ -56,9 +56,11 @@ def test_once_and_interactive(tmp_path: Path) -> None:
         try:
             lines = until(shown, "requests are seen")
             only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
+            wrong = top(server.grpc, "--once")
         finally:
             ended.set()
             thread.join(300)
+        assert (wrong.returncode, "This port speaks gRPC" in wrong.stderr) == (1, True), wrong.stderr
         whole = "\n".join(lines)
         busy, idle = lines[3].split(), lines[4].split()
         assert busy[:2] == ["busy", "1"] and busy[4] == "2.0" and "/" in busy[5]

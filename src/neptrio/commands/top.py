@@ -142,10 +142,11 @@ class Server:
                 document.get("on_demand"),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ServerError(
-                f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "
-                "inference server?"
-            ) from None
+            said = body[:200].decode(errors="replace").strip()
+            if response.status != 400 or not said.isprintable() or not said:
+                said = "is this the HTTP port of an inference server?"
+            # a port that speaks something else says in 400 what that is
+            raise ServerError(f"{self._url} answered {response.status} without statistics: {said}") from None
 
 
 def _rests(reason: str) -> bool:
