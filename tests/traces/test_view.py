@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import random
 import re
 from html.parser import HTMLParser
@@ -258,3 +259,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     Path(path).write_text(Path(path).read_text()[:-1])
     assert commands.run("trace", ["view", path]) == 0
     assert "cut off" in capsys.readouterr().err
+
+
+def test_a_pipe_with_more_requests_than_the_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such files are read twice, and a pipe is empty then."""
+    text = json.dumps([{"id": number, "model_name": "m"} for number in (1, 2)]).encode()
+
+    def view(limit: int) -> tuple[int, str]:
+        read_end, write_end = os.pipe()
+        try:
+            os.write(write_end, text)
+        finally:
+            os.close(write_end)
+        try:
+            output = str(tmp_path / "page.html")
+            status = commands.run("trace", ["view", f"--limit={limit}", "-o", output, f"/dev/fd/{read_end}"])
+        finally:
+            os.close(read_end)
+        return status, capsys.readouterr().err
+
+    assert view(2) == (0, "")
+    (tmp_path / "page.html").unlink()
+    status, error = view(1)
+    assert status == 1 and "can be read only once: write it to a file, or give a higher --limit" in error
+    assert not (tmp_path / "page.html").exists()

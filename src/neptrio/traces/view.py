@@ -21,13 +21,14 @@ import hashlib
 import heapq
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from neptrio.traces.reader import Trace, opened, read
+from neptrio.traces.reader import NoTraceFile, Trace, opened, read
 
 LIMIT = 20_000  # most requests in a page
 TENSOR_LETTERS = 2048  # most letters of a tensor's data in a page
@@ -156,7 +157,7 @@ class Page:
 def collect(paths: Sequence[str], limit: int, warn: Callable[[str, str], None]) -> Page:
     """Reads the traces for a page. Of more than `limit` requests the failed and the slowest are kept.
 
-    Raises OSError when a file cannot be read.
+    Raises OSError when a file cannot be read, and NoTraceFile for a pipe that would have to be read twice.
     """
     page = Page()
     best: list[tuple[bool, int, int, int]] = []  # (failed, duration, file, id): heap of the requests kept
@@ -185,6 +186,12 @@ def collect(paths: Sequence[str], limit: int, warn: Callable[[str, str], None]) 
         with opened(path) as source:
             read(source, first, lambda text, path=path: warn(path, text))  # type: ignore[misc]
     if not whole:
+        for path in paths:
+            if not os.path.isfile(path):
+                raise NoTraceFile(
+                    f"the traces have more than {limit} requests, and {path} can be read only once: write it to a file, or "
+                    "give a higher --limit"
+                )
         keep = {(number, id) for _, _, number, id in best}
         page.left_out = page.requests - len(keep)
         for number, path in enumerate(paths):
