@@ -216,6 +216,18 @@ def test_a_size_that_is_minus_one_in_a_file_is_any_size(tmp_path: Path) -> None:
     assert onnx_signature.read(tmp_path / "signed/1/model.onnx").inputs[0].shape == [None, 4]
 
 
+def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    """The server says the same, without a traceback."""
+    name = os.fsdecode(b"lat\xe9")
+    write_model(tmp_path, name, identity_config())
+    write_model(tmp_path, "good", identity_config())
+    told = "the name of this folder is not UTF-8, as names of models are: rename it"
+    found = {model.name: model for model in Checker(Settings(model_repository=(tmp_path,))).all()}
+    assert found["good"].ok and [told in str(problem) for problem in found[name].problems] == [True]
+    with ServerProcess(tmp_path, "--exit-on-error=false", failures=told) as server:
+        assert "Traceback" not in server.log()
+
+
 def test_a_fault_of_one_model_s_check_does_not_end_that_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,14 +6,16 @@ own auto-completion, when inputs and outputs are known.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
 from neptrio.config import accelerators
 from neptrio.config.misplaced import hinted
 from neptrio.config.model_config import ConfigSource
-from neptrio.errors import InvalidArgument
+from neptrio.errors import InvalidArgument, Unavailable
 
+OTHER_BYTES = re.compile("[\ud800-\udfff]")  # how Python has what is not UTF-8 in a file's name
 AUTO, GPU, CPU = 0, 1, 2  # inference.ModelInstanceGroup.Kind
 
 # Platforms that Triton's own backends have, whether they are here or not: backends.elsewhere says what to do then. Beside
@@ -59,8 +61,13 @@ def is_ensemble(config: Any) -> bool:
 
 
 def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bool) -> None:
-    """Sets name and backend in `source.config` where they are empty. Raises InvalidArgument."""
+    """Sets name and backend in `source.config` where they are empty. Raises InvalidArgument, and Unavailable for a folder whose
+    name no message of the protocol can hold."""
     config = source.config
+    if OTHER_BYTES.search(name):
+        raise Unavailable(
+            f"{model_dir}: the name of this folder is not UTF-8, as names of models are: rename it"
+        )
     if config.name and config.name != name:
         raise InvalidArgument(
             f"{source.where(('name',))}: unexpected directory name '{name}' for model '{config.name}', directory "
