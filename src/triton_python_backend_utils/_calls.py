@@ -63,32 +63,24 @@ class _Call:
 
     async def take_async(self) -> InferenceResponse | None:
         """take() for coroutines; cancelling it cancels the inference."""
-        while True:
-            await self.arrival()
-            with self._ready:
-                response = self._responses.popleft() if self._responses else None
-                if response is None and not self._final:  # another task was faster
-                    continue
-            if response is not None:
-                self.handle.took(response)
-            return response
-
-    async def arrival(self) -> None:
-        """Waits until a response or the end has come; cancelling it cancels the inference."""
         import asyncio
 
         while True:
             with self._ready:
                 if self._responses or self._final:
-                    return
+                    response = self._responses.popleft() if self._responses else None
+                    break
                 loop = asyncio.get_running_loop()
                 arrived = loop.create_future()
                 self._waiters.append((loop, _resolve, arrived))
             try:
-                await arrived
+                await arrived  # when it has come another task may be faster
             except asyncio.CancelledError:
                 self.handle.cancel()
                 raise
+        if response is not None:
+            self.handle.took(response)
+        return response
 
     def answer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """A future of the running `loop` for what async_exec() gives; cancelling it cancels the inference."""
