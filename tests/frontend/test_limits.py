@@ -13,8 +13,8 @@ import pytest
 from tests.frontend.test_front_ends import COUNT, clients_of_both, infer_body, pids
 from tests.support.gate import Gate
 from tests.support.http import Http1
-from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.test_tokens import row

@@ -24,8 +24,8 @@ from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
 from tests.support.latch import Latch
 from tests.support.metrics import scrape, value
-from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 from tests.support.streams import Answers
 from tests.support.traced import REPEAT, REPEAT_CONFIG, read

@@ -19,8 +19,8 @@ from tritonclient.utils import InferenceServerException
 from tests.frontend.test_front_ends import pids
 from tests.support.http import Http1
 from tests.support.large_region import COUNT, LARGE, REGION, VALUES, large_region
-from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 from tests.support.statistics import stats
 from tests.support.streams import Answers

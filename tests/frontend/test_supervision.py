@@ -12,8 +12,8 @@ import tritonclient.http as httpclient
 from tests.frontend.test_front_ends import COUNT, children, front_of, pids
 from tests.support.http import Http1
 from tests.support.no_descriptors import no_descriptors
-from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 

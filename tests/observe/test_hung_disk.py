@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
+
+from tests.support.run_first import with_site
 
 SITE = """
 import _thread, os, threading
@@ -24,14 +25,6 @@ for module in (_thread, threading):
         if hasattr(module, name):
             setattr(module, name, refusing(getattr(module, name)))
 """
-
-
-def with_site(folder: Path, text: str) -> dict[str, str]:
-    """The environment of a server that runs `text` first; `folder` is for its file."""
-    (folder / "site").mkdir()
-    (folder / "site/sitecustomize.py").write_text(text)
-    paths = [f"{folder / 'site'}", os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def workers(pid: int) -> int:

@@ -11,8 +11,8 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.kernel.family import kernel_config, parameter, tensors
-from tests.support.no_threads import with_site
 from tests.support.repository import write_model
+from tests.support.run_first import with_site
 from tests.support.server import ServerProcess
 
 CPU = " instance_group { kind: KIND_CPU }"
